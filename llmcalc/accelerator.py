@@ -172,11 +172,13 @@ class Hardware(Record):
         if self.driver_total is not None and self.driver_total > (self.usable_memory_bytes or self.memory_bytes):
             raise ValueError(f"driver_total: {self.driver_total} is more than usable_memory_bytes")
         memory_configurations: tuple[Hardware | MemoryConfiguration, ...] = (self, *self.configurations)
-        for configuration in memory_configurations:
-            usable_memory_bytes = configuration.usable_memory_bytes
-            if usable_memory_bytes is not None and usable_memory_bytes > configuration.memory_bytes:
-                raise ValueError(f"usable_memory_bytes: {configuration.usable_memory_bytes} is more than memory_bytes")
-        memory_sizes = [configuration.memory_bytes for configuration in self.configurations]
+        for memory_configuration in memory_configurations:
+            usable_memory_bytes = memory_configuration.usable_memory_bytes
+            if usable_memory_bytes is not None and usable_memory_bytes > memory_configuration.memory_bytes:
+                raise ValueError(
+                    f"usable_memory_bytes: {memory_configuration.usable_memory_bytes} is more than memory_bytes"
+                )
+        memory_sizes = [memory_configuration.memory_bytes for memory_configuration in self.configurations]
         if memory_sizes and (memory_sizes != sorted(set(memory_sizes)) or memory_sizes[-1] != self.memory_bytes):
             raise ValueError("configurations: expected each memory size once, ascending, up to memory_bytes")
         for rate_field in ("peak_flops", "float16_accumulation_flops"):
@@ -194,7 +196,7 @@ class Hardware(Record):
 
     @property
     def has_only_float16_peak(self) -> bool:
-        """Whether bfloat16's peak is unknown but float16's is known, so that 16-bit products run at the latter."""
+        """Whether float16's peak rate is known but not bfloat16's, so that 16-bit products run at float16's."""
         return "float16" in self.peak_flops and "bfloat16" not in self.peak_flops
 
     @property
@@ -202,8 +204,8 @@ class Hardware(Record):
         """Whether the accelerator is a GPU (not a processor, a TPU, Trainium, Gaudi, …); true if only a memory size is
         known.
         """
-        unit_name = "" if self.compute_units is None else self.compute_units.name
-        is_other_kind = self.vendor in VENDORS_WITHOUT_GPUS or unit_name in NON_GPU_UNIT_NAMES
+        compute_unit_name = "" if self.compute_units is None else self.compute_units.name
+        is_other_kind = self.vendor in VENDORS_WITHOUT_GPUS or compute_unit_name in NON_GPU_UNIT_NAMES
         return not self.is_processor and not is_other_kind
 
     @property
@@ -213,7 +215,7 @@ class Hardware(Record):
 
     @property
     def supports_nf4_weights(self) -> bool:
-        """Whether bitsandbytes stores nf4 weights on the accelerator: on Gaudi, and on all GPUs except Apple's."""
+        """Whether bitsandbytes can store nf4 weights on the accelerator: on Gaudi and on all GPUs except Apple's."""
         return self.vendor == "Intel" or self.has_8bit_optimizers
 
     @property
@@ -239,12 +241,15 @@ class Hardware(Record):
         """
         if dtype in self.peak_flops:
             return self.peak_flops[dtype]
-        known_formats = [DTYPE_NAMES.get(name, name) for name in PEAK_DTYPES if name in self.peak_flops]
+        known_format_names = [
+            DTYPE_NAMES.get(dtype_name, dtype_name) for dtype_name in PEAK_DTYPES if dtype_name in self.peak_flops
+        ]
         requested_format = DTYPE_NAMES.get(dtype, dtype)
-        if not known_formats:
-            raise InputError(f"{self.title}: no peak FLOP/s is known; {self._advice_on('peak_flops')}")
+        if not known_format_names:
+            raise InputError(f"{self.title}: no peak FLOP/s is known; {self._missing_figure_advice('peak_flops')}")
         raise InputError(
-            f"{self.title}: no peak FLOP/s is known for {requested_format}; expected one of {', '.join(known_formats)}"
+            f"{self.title}: no peak FLOP/s is known for {requested_format}; "
+            f"expected one of {', '.join(known_format_names)}"
         )
 
     def bandwidth(self) -> int:
@@ -254,11 +259,12 @@ class Hardware(Record):
         """
         if self.memory_bandwidth is None:
             raise InputError(
-                f"{self.title}: no memory bandwidth is known; {self._advice_on('memory_bandwidth (bytes/s)')}"
+                f"{self.title}: no memory bandwidth is known; "
+                f"{self._missing_figure_advice('memory_bandwidth (bytes/s)')}"
             )
         return self.memory_bandwidth
 
-    def _advice_on(self, field_name: str) -> str:
+    def _missing_figure_advice(self, field_name: str) -> str:
         if self.vendor:
             return f"{self.vendor} publishes none, or no source that a reader can open states it"
         return f"expected a named accelerator, or a TOML file of your own with {field_name}"

@@ -88,20 +88,22 @@ def params(
     """
     from .questions.counts import ParamsQuestion, params_of_file
 
-    parsed_options = sort_options(options, params, rank=True)
-    included_parts, rank = included_part_names(with_mtp, with_towers), parsed_options.rank_request()
+    parsed_options = sort_options(options, params, accepts_rank=True)
+    included_parts, rank_request = included_part_names(with_mtp, with_towers), parsed_options.rank_request()
     if isinstance(model, str | Path):
-        is_changed = bool(
+        has_changed_model = bool(
             parsed_options.reading_options.get("set") or parsed_options.reading_options.get("head") or included_parts
         )
-        file_params = params_of_file(str(model), measure, has_changed_model=is_changed, rank=rank)
+        file_params = params_of_file(
+            str(model), measure, has_changed_model=has_changed_model, rank_request=rank_request
+        )
         if file_params is not None and draft is not None:
             raise InputError(f"--draft: {model} is counted as it is; expected a model")
         if file_params is not None:
             return cast("Params", file_params)  # a checkpoint and a class have `total`, their report and nothing else
     elif measure:
         raise InputError("--measure: expected a path of a config.json or a hub id")
-    return ParamsQuestion(included_parts, rank, parsed_options.read_draft_model(draft)).answer(
+    return ParamsQuestion(included_parts, rank_request, parsed_options.read_draft_model(draft)).answer(
         parsed_options.read_model(model)
     )
 
@@ -158,7 +160,7 @@ def flops(
     from .questions.counts import FlopsQuestion
     from .studies.utilization import MeasuredRun
 
-    parsed_options = sort_options(options, flops, rank=True)
+    parsed_options = sort_options(options, flops, accepts_rank=True)
     phase = checked_optional_choice("--phase", phase, Phase)
     flops_question = FlopsQuestion(
         batch_size_of_phase(batch, users, phase or "forward"),
@@ -254,7 +256,7 @@ def kv(
         raise InputError(SCHEME_WITHOUT_ENGINE_ERROR)
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options = sort_options(options, kv, rank=True)
+    parsed_options = sort_options(options, kv, accepts_rank=True)
     cache_question = CacheQuestion(
         batch_size_of_phase(batch, users, "decode"),
         parse_optional_token_count(seq),
@@ -299,7 +301,7 @@ def explain(
     from .symbolic.formulas import RecomputeChoice
 
     kv_dtype = options.pop("dtype", kv_dtype)
-    parsed_options = sort_options(options, explain, rank=True)
+    parsed_options = sort_options(options, explain, accepts_rank=True)
     explain_question = ExplainQuestion(
         node,
         validate_choice("--quantity", quantity, Quantity),
@@ -389,7 +391,7 @@ def memory(
     _require_no_receipt(receipt)
     from .questions.runs import ask_memory
 
-    parsed_options = sort_options(options, memory, run=True, layout=True)
+    parsed_options = sort_options(options, memory, accepts_run=True, accepts_layout=True)
     question = run_question_of(parsed_options, model, launch, hardware, phase, cublas_workspace, with_mtp, with_towers)
     return ask_memory(question, parsed_options.read_draft_model(draft))
 
@@ -445,14 +447,16 @@ def fit(
         seq, devices = parse_optional_token_count(options.pop("seq", None)), options.pop("devices", None)
         devices = None if devices is None else validate_whole("--devices", devices)
         _check_engine_options(receipt=None if launch is None else receipt)
-        questions = engine_questions_of(model, engine, hardware, options, launch, receipt)
-        return ask_servers(questions, lambda engine_question: ask_engine_fit(engine_question, users, seq, devices))
+        engine_questions = engine_questions_of(model, engine, hardware, options, launch, receipt)
+        return ask_servers(
+            engine_questions, lambda engine_question: ask_engine_fit(engine_question, users, seq, devices)
+        )
     _require_no_receipt(receipt)
     model = require_model(model)
     from .questions.fits import ask_fit
     from .questions.runs import RunQuestion, with_implied_phase
 
-    parsed_options = sort_options(options, fit, run=True, layout=True)
+    parsed_options = sort_options(options, fit, accepts_run=True, accepts_layout=True)
     run_options = run_options_of(
         parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
     )
@@ -497,7 +501,7 @@ def plan(
     from .questions.times import ask_timed_plan
     from .studies.plan import OrderName
 
-    parsed_options = sort_options(options, plan, run=True, layout=True)
+    parsed_options = sort_options(options, plan, accepts_run=True, accepts_layout=True)
     run_options = run_options_of(
         parsed_options, require_hardware(hardware), phase, included_part_names(with_mtp, with_towers), cublas_workspace
     )
@@ -559,7 +563,7 @@ def time(
     from .questions.times import ask_time
 
     time_options = checked_options_instance(TimeOptions, locals())
-    parsed_options = sort_options(options, time, run=True, layout=True)
+    parsed_options = sort_options(options, time, accepts_run=True, accepts_layout=True)
     run_question = run_question_of(parsed_options, model, launch, hardware, phase, None, with_mtp)
     return ask_time(run_question, time_options, parsed_options.setting_given_test(phase), parsed_options.read_model)
 
@@ -665,7 +669,7 @@ def cost(
     from .questions.time_and_cost_options import CostOptions
 
     cost_options = checked_options_instance(CostOptions, locals())
-    parsed_options = sort_options(options, cost, run=True, layout=True)
+    parsed_options = sort_options(options, cost, accepts_run=True, accepts_layout=True)
     run_options = run_options_of(parsed_options, require_hardware(hardware), phase, frozenset(), None)
     run_question = RunQuestion(**vars(run_options), preset=parsed_options.read_model(model))
     return ask_cost(run_question, cost_options, parsed_options.setting_given_test(phase))
@@ -733,12 +737,18 @@ def diff(
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed_options = sort_options(options, diff)
     reading_options = parsed_options.reading_options
-    head = reading_options.get("head")
+    head_choice = reading_options.get("head")
     allow_unknown = reading_options.get("allow_unknown", False)
-    changes = model_pairs_to_compare(
-        models, parsed_options.read_model, git, models_only, head, allow_unknown, bool(reading_options.get("set"))
+    model_pairs = model_pairs_to_compare(
+        models,
+        parsed_options.read_model,
+        git,
+        models_only,
+        head_choice,
+        allow_unknown,
+        bool(reading_options.get("set")),
     )
-    return ask_diff(changes, parse_optional_token_count(seq), cache_format_of(kv_dtype))
+    return ask_diff(model_pairs, parse_optional_token_count(seq), cache_format_of(kv_dtype))
 
 
 def shape(
@@ -831,10 +841,10 @@ def explain_log(
 
         parsed_options = sort_options(options, explain_log)
         engine_options = {"--engine": engine, "--quantize": quantize}
-        run = launched_run(
+        run_question = launched_run(
             launch, model, parsed_options.read_model, hardware, engine_options, **parsed_options.reading_options
         )
-        return ask_log(LogQuestion(log_path, hardware=hardware, run=run))
+        return ask_log(LogQuestion(log_path, hardware=hardware, run=run_question))
     reading_options = pop_reading_options(options)
     sort_options(options, explain_log)
     preset = None if model is None else preset_of(model, **reading_options)
@@ -865,7 +875,7 @@ def verify(
     from .witnesses.reference import Device
     from .witnesses.verification import WitnessName
 
-    parsed_options = sort_options(options, verify, layout=True)
+    parsed_options = sort_options(options, verify, accepts_layout=True)
     verify_question = VerifyQuestion(
         all,
         validate_choice("--device", device, Device),
@@ -948,19 +958,19 @@ def lock(*models: str | Path, check: bool = False, allow_unknown: bool = False) 
     """
     from .questions.locks import LOCK_FILE, ask_lock, ask_lock_check
 
-    def read_preset(target: str) -> Preset:
-        return preset_of(target, allow_unknown=allow_unknown)
+    def read_preset(model_target: str) -> Preset:
+        return preset_of(model_target, allow_unknown=allow_unknown)
 
-    targets = [
+    model_targets = [
         str(model) if isinstance(model, Path) else validate_text("model", model, "llama3-8b") for model in models
     ]
     if check:
-        if len(targets) > 1:
+        if len(model_targets) > 1:
             raise InputError("check: checks one lock file; expected one path")
-        return ask_lock_check(Path(targets[0] if targets else LOCK_FILE), read_preset)
-    if not targets:
+        return ask_lock_check(Path(model_targets[0] if model_targets else LOCK_FILE), read_preset)
+    if not model_targets:
         raise InputError("model: missing; expected the models to lock, or check")
-    return ask_lock(targets, read_preset)
+    return ask_lock(model_targets, read_preset)
 
 
 def mcp(offline: bool = False) -> None:
@@ -973,8 +983,8 @@ def mcp(offline: bool = False) -> None:
     import subprocess
     import sys
 
-    command = [sys.executable, "-m", __package__, "mcp", *(["--offline"] if offline else [])]
-    if subprocess.run(command, check=False).returncode:
+    server_command = [sys.executable, "-m", __package__, "mcp", *(["--offline"] if offline else [])]
+    if subprocess.run(server_command, check=False).returncode:
         raise InputError("mcp: the server did not start; the line above says why")
 
 

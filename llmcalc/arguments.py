@@ -48,12 +48,14 @@ def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = 
     import json
 
     try:
-        changes = tuple(f"{field_path}={json.dumps(field_value)}" for field_path, field_value in overrides.items())
+        override_texts = tuple(
+            f"{field_path}={json.dumps(field_value)}" for field_path, field_value in overrides.items()
+        )
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"overrides: {error}; expected numbers, text, truth values or lists of them") from None
     if isinstance(target, str | Path):
-        return load_target(str(target), changes, allow_unknown=allow_unknown)
-    return load_config(config_dict_of(target), changes, allow_unknown=allow_unknown)
+        return load_target(str(target), override_texts, allow_unknown=allow_unknown)
+    return load_config(config_dict_of(target), override_texts, allow_unknown=allow_unknown)
 
 
 def config_dict_of(model: Any) -> Mapping[str, Any]:
@@ -79,7 +81,7 @@ def head_kind_of(head_name: Any) -> Any:
 def preset_of(
     model: Model, set: str | Iterable[str] = (), head: str | None = None, allow_unknown: bool = False
 ) -> Preset:
-    """Returns the preset of a model: a name, path, config dict, configuration object, `ModelSpec` or `Preset`.
+    """Returns the `Preset` of a model that is given as a name, path, config dict, configuration object or `ModelSpec`.
 
     set: changes of fields, each `path=value`. head: replaces the head of a config. allow_unknown: whether to ignore
     misspelt fields and unknown sizes of a config.
@@ -144,34 +146,34 @@ READING_OPTIONS = ("set", "head", "allow_unknown")
 
 def pop_reading_options(options: dict[str, Any]) -> dict[str, Any]:
     """Removes the options that control how a model is read from a call's options, and returns these options."""
-    return {name: options.pop(name) for name in READING_OPTIONS if name in options}
+    return {option_name: options.pop(option_name) for option_name in READING_OPTIONS if option_name in options}
 
 
 def sort_options(
     options_by_name: Mapping[str, Any],
     function: Callable[..., Any],
     *,
-    rank: bool = False,
-    run: bool = False,
-    layout: bool = False,
+    accepts_rank: bool = False,
+    accepts_run: bool = False,
+    accepts_layout: bool = False,
 ) -> CallOptions:
     """Sorts an API call's options by what they set: how the model is read, the rank, the run, or the layout.
 
     function: the called function, whose arguments an error may suggest.
-    rank, run, layout: whether the function takes such options.
+    accepts_rank, accepts_run, accepts_layout: whether the function takes such options.
 
     Raises `InputError` for an option that the function does not take.
     """
     names_by_subject: list[Iterable[str]] = [READING_OPTIONS, (), (), ()]
-    if rank and not options_by_name.keys() <= {*READING_OPTIONS}:
+    if accepts_rank and not options_by_name.keys() <= {*READING_OPTIONS}:
         from .parallel.counted_rank import rank_settings
 
         names_by_subject[1] = rank_settings()
-    if run:
+    if accepts_run:
         from .device_memory.settings import SETTINGS_BY_SHORTHAND, Settings
 
         names_by_subject[2] = [*declarations_of(Settings), *SETTINGS_BY_SHORTHAND]
-    if layout:
+    if accepts_layout:
         from .parallel.layout_request import LayoutRequest
 
         names_by_subject[3] = declarations_of(LayoutRequest)
@@ -181,15 +183,19 @@ def sort_options(
             from .questions.other_names import unknown_name_suggestion
 
             argument_names = [
-                name
-                for name, parameter in signature(function).parameters.items()
+                parameter_name
+                for parameter_name, parameter in signature(function).parameters.items()
                 if parameter.kind is not Parameter.VAR_KEYWORD
             ]
             suggestion = unknown_name_suggestion(option_name, [*argument_names, *known_names])
             raise InputError(f"{option_name}: there is no such option{suggestion}")
     return CallOptions(
         *(
-            {name: option_value for name, option_value in options_by_name.items() if name in names}
+            {
+                parameter_name: option_value
+                for parameter_name, option_value in options_by_name.items()
+                if parameter_name in names
+            }
             for names in names_by_subject
         )
     )
@@ -201,7 +207,9 @@ def checked_options_instance(options_class: type[CommandOptions], arguments: Map
     arguments: all arguments by name; those that the class does not declare are left out.
     """
     declarations = declarations_of(options_class)
-    return options_class(**checked_values(declarations, {name: arguments[name] for name in declarations}))
+    return options_class(
+        **checked_values(declarations, {option_name: arguments[option_name] for option_name in declarations})
+    )
 
 
 def parse_optional_length(option_name: str, length: Any, minimum: int = 1, maximum: int = LARGEST_COUNT) -> int | None:
@@ -262,7 +270,11 @@ def _hardware_names(hardware: Any) -> list[str]:
     """Returns a list of accelerator names, from one name, several names or None."""
     is_single = isinstance(hardware, str | Mapping) or not isinstance(hardware, Iterable)
     hardware_names = [hardware] if is_single else list(hardware)
-    return [validate_text("--hardware", name, "h100") for name in hardware_names if name is not None]
+    return [
+        validate_text("--hardware", hardware_name, "h100")
+        for hardware_name in hardware_names
+        if hardware_name is not None
+    ]
 
 
 def require_model(model: Model | None, alternative_argument: str = "") -> Model:
@@ -299,14 +311,14 @@ def engine_questions_of(
     hardware_names = _hardware_names(hardware)
     if len(hardware_names) > 1:
         raise InputError(ONE_ACCELERATOR_ERROR)
-    engines = validate_texts("--engine", engine, "vllm==0.19")
-    if not (engines or launch):
+    engine_names = validate_texts("--engine", engine, "vllm==0.19")
+    if not (engine_names or launch):
         raise InputError("--engine: expected a name such as vllm or vllm==0.19")
     return engine_questions(
         launch,
         lambda model_name: preset_of(model_name, **reading_options),
         target=require_model(model) if launch is None else model,
-        engine_names=engines,
+        engine_names=engine_names,
         flag_values=options,
         hardware=hardware_names[0] if hardware_names else None,
         quantize=quantize,
@@ -342,7 +354,7 @@ def run_question_of(
     with_mtp: bool,
     with_towers: bool = False,
 ) -> RunQuestion:
-    """Returns what to compute for a model's run or a launch file. Last parameters: as in `run_options_of`."""
+    """Returns the `RunQuestion` about a model's run or a launch file. Other parameters: as in `run_options_of`."""
     from .questions.runs import build_run_question
 
     optional_path_text("--launch", launch)

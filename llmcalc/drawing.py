@@ -97,9 +97,12 @@ def _draw_shape(
     *plotted_models: Model, rows: int = 24, seq: int | str | None = None, kv_dtype: str = "bf16", **options: Any
 ) -> Figure:
     kv_dtype = options.pop("dtype", kv_dtype)
-    models = _read_models(plotted_models, sort_options(options, _draw_shape).read_model)
+    loaded_models = _read_models(plotted_models, sort_options(options, _draw_shape).read_model)
     return pictures.shape_picture(
-        models, validate_whole("--rows", rows, 2, 256), parse_optional_token_count(seq), cache_format_of(kv_dtype)
+        loaded_models,
+        validate_whole("--rows", rows, 2, 256),
+        parse_optional_token_count(seq),
+        cache_format_of(kv_dtype),
     )
 
 
@@ -128,7 +131,7 @@ def _draw_memory(
 ) -> Figure:
     from .questions.runs import RunQuestion
 
-    parsed_options = sort_options(options, _draw_memory, run=True)
+    parsed_options = sort_options(options, _draw_memory, accepts_run=True)
     run_options = run_options_of(
         parsed_options, hardware, phase, included_part_names(with_mtp, with_towers), cublas_workspace
     )

@@ -108,7 +108,7 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
     )
     matching_names += [names_by_lowercase[similar_spelling] for similar_spelling in similar_spellings]
     names_by_prefix: dict[str, list[str]] = {}
-    prefix = wrong_letters[:2]
+    wrong_prefix = wrong_letters[:2]
     for known_name in sorted_names:
         name_prefix = _lowercase_letters_and_digits(known_name)[: len(wrong_letters)]
         if wrong_letters and name_prefix[:1] == wrong_letters[0]:
@@ -117,12 +117,12 @@ def suggest(wrong_name: str, known_names: list[str] | dict[str, str]) -> str:
         wrong_letters, names_by_prefix, name_count, cutoff=SIMILARITY_OF_PREFIX
     )
     similar_prefixes.sort(
-        key=lambda name_prefix: (edit_distance(name_prefix, wrong_letters), name_prefix[:2] != prefix)
+        key=lambda name_prefix: (edit_distance(name_prefix, wrong_letters), name_prefix[:2] != wrong_prefix)
     )
     for name_prefix in similar_prefixes:
         matching_names += names_by_prefix[name_prefix]
-    suggestions = list(dict.fromkeys(matching_names))
-    return f" Did you mean {', '.join(suggestions[:MAX_SUGGESTIONS])}?" if suggestions else ""
+    suggested_names = list(dict.fromkeys(matching_names))
+    return f" Did you mean {', '.join(suggested_names[:MAX_SUGGESTIONS])}?" if suggested_names else ""
 
 
 def _lowercase_letters_and_digits(compared_name: str) -> str:
@@ -149,19 +149,19 @@ def similar_name(typed_name: str, known_names: Iterable[str]) -> str:
 
 def edit_distance(first_name: str, second_name: str) -> int:
     """Returns the edit distance of two names (Levenshtein 1966)."""
-    distances = list(range(len(second_name) + 1))
+    row_distances = list(range(len(second_name) + 1))
     for first_index, first_letter in enumerate(first_name, 1):
-        diagonal, distances[0] = distances[0], first_index
+        diagonal_distance, row_distances[0] = row_distances[0], first_index
         for second_index, second_letter in enumerate(second_name, 1):
-            diagonal, distances[second_index] = (
-                distances[second_index],
+            diagonal_distance, row_distances[second_index] = (
+                row_distances[second_index],
                 min(
-                    distances[second_index] + 1,
-                    distances[second_index - 1] + 1,
-                    diagonal + (first_letter != second_letter),
+                    row_distances[second_index] + 1,
+                    row_distances[second_index - 1] + 1,
+                    diagonal_distance + (first_letter != second_letter),
                 ),
             )
-    return distances[-1]
+    return row_distances[-1]
 
 
 def short_repr(wrong_value: Any) -> str:

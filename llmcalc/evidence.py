@@ -103,7 +103,9 @@ class FrameworkEvidence:
 
 def kind_and_name_pairs(**names_by_kind: str) -> tuple[tuple[str, str], ...]:
     """Returns (kind, name) pairs of model parts. names_by_kind: kind → the parts' names, separated by spaces."""
-    return tuple((kind, name) for kind, names in names_by_kind.items() for name in names.split())
+    return tuple(
+        (part_kind, part_name) for part_kind, names_text in names_by_kind.items() for part_name in names_text.split()
+    )
 
 
 LLAMA_PARTS = kind_and_name_pairs(
@@ -131,7 +133,7 @@ def weakest_status(statuses: Iterable[Status]) -> Status:
 
 
 def evidence_names(evidence: Iterable[Evidence], status: Status) -> str:
-    """Returns the names of what has evidence with this verification status, without repetitions."""
+    """Returns the names of the components and kernels with this verification status, without repetitions."""
     return ", ".join(dict.fromkeys(str(part_evidence) for part_evidence in evidence if part_evidence.status == status))
 
 

@@ -239,8 +239,10 @@ class ModelSpec(Part):
     def _check_encoder(self, encoder: Stack) -> None:
         """Raises `ValueError` if the embeddings of an encoder-decoder do not fit the encoder's input."""
         has_separate_input = encoder.vocab_size is not None or encoder.stem is not None
-        positions = (encoder.position, None if self.decoder is None else self.decoder.position)
-        if self.shared_positions and (positions[0] != positions[1] or getattr(positions[0], "type", "") != "learned"):
+        position_encodings = (encoder.position, None if self.decoder is None else self.decoder.position)
+        if self.shared_positions and (
+            position_encodings[0] != position_encodings[1] or getattr(position_encodings[0], "type", "") != "learned"
+        ):
             raise ValueError("shared_positions: expected the same learned positions in encoder and decoder")
         if encoder.input_size is not None:
             raise ValueError(
@@ -264,14 +266,14 @@ class ModelSpec(Part):
 
     @property
     def one_pass_model_name(self) -> str:
-        """Words for a model that reads a sequence in one pass without a cache (`an encoder-only model`); else empty."""
+        """The kind of a model that reads a sequence in one pass, such as `an encoder-only model`; else empty."""
         if self.kind == "encoder":
             return "an encoder-only model"
         return "" if self.main.streams is None else self.main.streams.one_pass_model_name
 
     @property
     def model_without_tokens(self) -> str:
-        """Words for a model that generates no tokens, such as `a model without a language-model head`; else empty."""
+        """The kind of a model that generates no tokens (`a model without a language-model head`); else empty."""
         if self.one_pass_model_name or isinstance(self.head, LMHead):
             return self.one_pass_model_name
         return "a model without a language-model head"
@@ -376,7 +378,7 @@ class ModelSpec(Part):
         return max(expert_counts, default=0)
 
     def program(self, flow: Flow | None = None) -> Flow:
-        """The program of the model: steps from tokens to output.
+        """Records the program of the model: its operations from the tokens to the output.
 
         flow: what records it, a new one by default.
         """
@@ -433,16 +435,21 @@ class ModelSpec(Part):
         return self.encoder is not None and (self.encoder.stem is not None or self.encoder.vocab_size is not None)
 
     def _projected_embeddings(self, recorder: Flow, x: Value, hidden_axis: Axis) -> Value:
-        """Returns the token embeddings, projected to the layers' width if different."""
+        """Returns the token embeddings, projected to the layers' width if the embedding has another width."""
         if self.embedding_size is None or self.main.input_size is not None:
             return x
         if self.embedding_kernel is not None:
             x = recorder.cat(*[x] * self.embedding_kernel, axes=(JoinedShapes((x.axes,) * self.embedding_kernel),))
             recorder.hold(neighbours=x)
-        weight = Weight("embed_proj", (hidden_axis,), x.axes) if self.tied_projection else None
-        recorder.layer_memo["embed_proj"] = weight
+        projection_weight = Weight("embed_proj", (hidden_axis,), x.axes) if self.tied_projection else None
+        recorder.layer_memo["embed_proj"] = projection_weight
         return recorder.linear(
-            "embed_proj", x, hidden_axis, bias=self.embedding_projection_bias, kind="embedding", weight=weight
+            "embed_proj",
+            x,
+            hidden_axis,
+            bias=self.embedding_projection_bias,
+            kind="embedding",
+            weight=projection_weight,
         )
 
     @property
@@ -479,14 +486,14 @@ class ModelSpec(Part):
         if self.projected_output_size is not None:
             component_kind = {"lm": "lm_head", "classification": "classifier"}.get(self.head.type, "embedding")
             head_rows = x.rows if self.head.type == "none" or self.head.type in VECTOR_HEADS else LOGITS
-            weight = recorder.layer_memo["embed_proj"] if self.tied_projection else None
+            projection_weight = recorder.layer_memo["embed_proj"] if self.tied_projection else None
             x = recorder.linear(
                 "head_proj",
                 x,
                 Axis("embedding", self.projected_output_size),
                 rows=head_rows,
                 kind=component_kind,
-                weight=weight,
+                weight=projection_weight,
             )
         recorder.result = x
         if self.head.type == "classification":
@@ -579,8 +586,8 @@ def _reference_class() -> type[nn.Module]:
                     ModelProperties(embedding_width), spec.vocab_size
                 )
             if spec.embedding_size is not None and output_stack.input_size is None:
-                bias, neighbour_count = spec.embedding_projection_bias, spec.embedding_kernel or 1
-                self.embed_proj = nn.Linear(neighbour_count * embedding_width, hidden_size, bias=bias)
+                has_projection_bias, neighbour_count = spec.embedding_projection_bias, spec.embedding_kernel or 1
+                self.embed_proj = nn.Linear(neighbour_count * embedding_width, hidden_size, bias=has_projection_bias)
             if spec.encoder is not None and spec.decoder is not None:
                 self.encoder = spec.encoder.reference(
                     ModelProperties(spec.encoder.hidden_size or hidden_size, is_causal=False)
@@ -665,7 +672,7 @@ def _reference_class() -> type[nn.Module]:
             return spec.embedding_size
 
         def repeats(self) -> dict[str, str]:
-            """Returns the path of each layer that repeats an earlier one → the path of the first layer of its kind."""
+            """Returns a mapping from the path of each repeated layer to the path of the first layer of its kind."""
             only_stack: Any = self._only[0] if not hasattr(self, "encoder") else None
             stacks_by_path: dict[str, Any] = (
                 {"": only_stack} if only_stack is not None else {"encoder.": self.encoder, "decoder.": self.decoder}
@@ -689,7 +696,11 @@ def _reference_class() -> type[nn.Module]:
                 embedding_kernel = self.spec.embedding_kernel
                 padded_embeddings = torch.nn.functional.pad(x, (0, 0, embedding_kernel // 2, embedding_kernel // 2))
                 x = torch.cat(
-                    [padded_embeddings[:, index : index + x.shape[1]] for index in range(embedding_kernel)], -1
+                    [
+                        padded_embeddings[:, neighbour_offset : neighbour_offset + x.shape[1]]
+                        for neighbour_offset in range(embedding_kernel)
+                    ],
+                    -1,
                 )
             return self.embed_proj(x) if hasattr(self, "embed_proj") else x
 
@@ -698,8 +709,10 @@ def _reference_class() -> type[nn.Module]:
                 only_stack: Tensor = self._only[0].forward(self.embed(ids), pass_state)
                 return only_stack
             if source_input is not None:
-                spec = self.spec.encoder
-                reads_features = spec is not None and (spec.stem is not None or spec.vocab_size is not None)
+                encoder_spec = self.spec.encoder
+                reads_features = encoder_spec is not None and (
+                    encoder_spec.stem is not None or encoder_spec.vocab_size is not None
+                )
                 pass_state.encoder_output = self.encoder(
                     source_input if reads_features else self.embed(source_input),
                     PassState(grouped_experts=pass_state.grouped_experts, expert_capacity=pass_state.expert_capacity),

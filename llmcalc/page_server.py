@@ -66,8 +66,8 @@ class PageRequestHandler(SimpleHTTPRequestHandler):
             return self._refuse_request(HTTPStatus.BAD_REQUEST, "expected the path of a file")
         return super().send_head() if is_file else self._refuse_request(HTTPStatus.NOT_FOUND, "no such file")
 
-    def _refuse_request(self, status: HTTPStatus, refusal_text: str) -> None:
-        self.send_error(status, refusal_text)
+    def _refuse_request(self, http_status: HTTPStatus, refusal_text: str) -> None:
+        self.send_error(http_status, refusal_text)
 
     def list_directory(self, path: Any) -> None:
         return self._refuse_request(HTTPStatus.NOT_FOUND, "no such file")
@@ -78,7 +78,7 @@ class PageRequestHandler(SimpleHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing: a line per file would flood the terminal."""
+        """Discards the log message of a request, because a line per file would flood the terminal."""
 
 
 class _PageHTTPServer(ThreadingHTTPServer):
@@ -141,8 +141,10 @@ def build_page(rebuild: bool = False) -> tuple[Path, str]:
         build_script = [sys.executable, str(web_folder / "build.py")]
         build_result = subprocess.run(build_script, stderr=subprocess.PIPE, text=True, check=False)
         if build_result.returncode:
-            reason = build_result.stderr.strip().partition("error: ")[2] or build_result.stderr.strip().splitlines()[-1]
-            raise InputError(f"the page is not built: {reason}")
+            failure_reason = (
+                build_result.stderr.strip().partition("error: ")[2] or build_result.stderr.strip().splitlines()[-1]
+            )
+            raise InputError(f"the page is not built: {failure_reason}")
         return page_folder, build_result.stderr.strip().splitlines()[-1]
     return page_folder, "note: the page is older than this checkout; --rebuild builds it anew" if _is_outdated(
         page_folder, web_folder
@@ -164,8 +166,12 @@ def export_page(page_folder: Path, export_folder: Path) -> None:
 def _is_outdated(page_folder: Path, web_folder: Path) -> bool:
     """Whether a source file has changed since the page was built."""
     page_changed_at = (page_folder / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
-    parent = web_folder.parent
-    file_patterns = ((parent / "llmcalc", "*.py"), (parent / "presets", "*.toml"), (web_folder / "src", "*"))
+    checkout_folder = web_folder.parent
+    file_patterns = (
+        (checkout_folder / "llmcalc", "*.py"),
+        (checkout_folder / "presets", "*.toml"),
+        (web_folder / "src", "*"),
+    )
     return any(
         source_path.stat().st_mtime > page_changed_at
         for source_folder, file_pattern in file_patterns

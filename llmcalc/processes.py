@@ -34,7 +34,7 @@ _is_allowed = False
 
 @contextmanager
 def allow_forked_processes() -> Iterator[None]:
-    """Returns a context manager in which `ForkedCalls` may fork, for a command that has its process to itself."""
+    """Returns a context manager in which `ForkedCalls` may fork, for a command that is alone in its process."""
     global _is_allowed
     was_allowed, _is_allowed = _is_allowed, True
     try:
@@ -127,7 +127,7 @@ class ForkedCalls(Generic[Task, Result]):
     def result(self, task: Task) -> Result:
         """Waits for a call and returns its result. Raises the call's error."""
         while self._workers and (task in self._waiting_tasks or task in self._running):
-            self._collect()
+            self._collect_results()
         self._waiting_tasks.pop(task, None)
         return self._results.pop(task) if task in self._results else self._function(task)
 
@@ -209,12 +209,12 @@ class ForkedCalls(Generic[Task, Result]):
             try:
                 worker.connection.send(task)
             except OSError:
-                self._remove(worker)
+                self._remove_worker(worker)
                 continue
             worker.task_groups.add(self._waiting_tasks.pop(task))
             self._running[task] = worker
 
-    def _collect(self) -> None:
+    def _collect_results(self) -> None:
         """Waits until some worker processes answer, stores their results, and assigns new tasks to these processes."""
         from multiprocessing.connection import wait
 
@@ -225,13 +225,13 @@ class ForkedCalls(Generic[Task, Result]):
             try:
                 has_result, call_result = worker.connection.recv()
             except (EOFError, OSError):
-                self._remove(worker)
+                self._remove_worker(worker)
                 continue
             if has_result:
                 self._results[task] = call_result
         self._assign_tasks()
 
-    def _remove(self, worker: Worker) -> None:
+    def _remove_worker(self, worker: Worker) -> None:
         """Removes a worker process that has ended from the list of workers."""
         self._workers.remove(worker)
         _end_process(worker)

@@ -81,28 +81,34 @@ def _parameter_problems(module: nn.Module, node_tree: Node) -> list[str]:
         return []
     difference_text = units.difference(module_total - spec_total)
     problem_lines = [f"parameters: the module has {module_total:,}, the spec {spec_total:,} ({difference_text})"]
-    layers = [node for node in node_tree.children if node.kind == "layer"]
-    layer_count = sum(node.repeat for node in layers)
+    layer_nodes = [layer_node for layer_node in node_tree.children if layer_node.kind == "layer"]
+    layer_count = sum(layer_node.repeat for layer_node in layer_nodes)
     module_lists = sorted(
-        {parameter.rpartition(".")[0] for parameter in counted_params if parameter.endswith(f".{layer_count - 1}")},
+        {
+            parameter_path.rpartition(".")[0]
+            for parameter_path in counted_params
+            if parameter_path.endswith(f".{layer_count - 1}")
+        },
         key=len,
     )
     for list_name in module_lists[:1]:
-        for node in layers:
-            expected_params = node.cost_per_repeat(total_params_of)
+        for layer_node in layer_nodes:
+            expected_params = layer_node.cost_per_repeat(total_params_of)
             wrong_layers = {
                 layer_index: counted_params.get(f"{list_name}.{layer_index}", 0)
-                for layer_index in node.indices or ()
+                for layer_index in layer_node.indices or ()
                 if counted_params.get(f"{list_name}.{layer_index}", 0) != expected_params
             }
             if wrong_layers:
                 layer_index, param_count = next(iter(wrong_layers.items()))
                 difference = (
-                    f"{units.difference(param_count - expected_params)}; {len(wrong_layers)} of {node.repeat} such "
+                    f"{units.difference(param_count - expected_params)}; {len(wrong_layers)} of "
+                    f"{layer_node.repeat} such "
                     "layers differ"
                 )
                 problem_lines.append(
-                    f"  {list_name}.{layer_index}: {param_count:,}, the spec's {node.path_segment} {expected_params:,} "
+                    f"  {list_name}.{layer_index}: {param_count:,}, "
+                    f"the spec's {layer_node.path_segment} {expected_params:,} "
                     f"({difference})"
                 )
     if len(problem_lines) == 1:
@@ -117,7 +123,9 @@ def _parameter_problems(module: nn.Module, node_tree: Node) -> list[str]:
         problem_lines.append(
             "  by the module: "
             + ", ".join(
-                f"{name} {counted_params[name]:,}" for name, _ in module.named_children() if counted_params.get(name)
+                f"{module_name} {counted_params[module_name]:,}"
+                for module_name, _ in module.named_children()
+                if counted_params.get(module_name)
             )
         )
     return problem_lines
@@ -126,9 +134,9 @@ def _parameter_problems(module: nn.Module, node_tree: Node) -> list[str]:
 def _flop_problems(
     module: nn.Module, node_tree: Node, inputs: tuple[Any, ...], batch: int, seq: int | None
 ) -> list[str]:
-    shape: tuple[int, ...] = tuple(getattr(inputs[0], "shape", ()))
-    if len(shape) == 2:
-        batch, seq = shape
+    input_shape: tuple[int, ...] = tuple(getattr(inputs[0], "shape", ()))
+    if len(input_shape) == 2:
+        batch, seq = input_shape
     if seq is None:
         raise TypeError("assert_counts: seq is required if the first input is not a tensor of token ids [batch, seq]")
     with _restore_buffers(module):

@@ -38,11 +38,13 @@ def command(
     from ..sources.hardware import find_hardware
 
     check_comparison_options(bool(targets), everything, model_filter, sort)
-    models: list[tuple[Any, Any]] = select_presets(model_filter) if everything else []
+    compared_models: list[tuple[Any, Any]] = select_presets(model_filter) if everything else []
     if not everything or target_options.changes_model:  # the filters of --all apply to the models without overrides
-        preset_names = [preset.name for preset, _ in models] if everything else targets or []
-        models = [(target_options.load(preset_name), None) for preset_name in preset_names]
+        preset_names = [preset.name for preset, _ in compared_models] if everything else targets or []
+        compared_models = [(target_options.load(preset_name), None) for preset_name in preset_names]
     accelerator = None if hardware is None else find_hardware(hardware)
-    answer = ask_compare(models, seq, kv_dtype, sort, LAYOUT_BY_FORMAT[output_options.fmt], accelerator, users)
+    compare_answer = ask_compare(
+        compared_models, seq, kv_dtype, sort, LAYOUT_BY_FORMAT[output_options.fmt], accelerator, users
+    )
     # every model is printed; a narrow terminal splits them into several tables
-    output_options.show_answer(answer, listing=True)
+    output_options.show_answer(compare_answer, listing=True)

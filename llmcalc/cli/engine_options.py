@@ -64,20 +64,24 @@ class EngineCommand(Command):
             from ..frameworks.engines.registry import engine_and_version
             from ..questions.other_names import OTHER_OPTION_NAMES, llmcalc_spelling
 
-            engine, _ = engine_and_version(engine_texts[0])
-            options = self._llmcalc_options(ctx)
+            engine_name, _ = engine_and_version(engine_texts[0])
+            takes_value_by_option = self._llmcalc_options(ctx)
             option_names = [argument.partition("=")[0] for argument in args if argument.startswith("-")]
-            spellings = {name: llmcalc_spelling(name, OTHER_OPTION_NAMES, options) for name in option_names}
+            spelling_by_option = {
+                name: llmcalc_spelling(name, OTHER_OPTION_NAMES, takes_value_by_option) for name in option_names
+            }
             remaining_arguments, flag_values = split_arguments(
-                engine.title,
-                engine.known_flags(),
+                engine_name.title,
+                engine_name.known_flags(),
                 args,
-                options,
-                engine.flags_by_option,
-                alternatives_by_flag={option_name: spelling for option_name, spelling in spellings.items() if spelling}
-                | dict(engine.alternatives_by_option),
+                takes_value_by_option,
+                engine_name.flags_by_option,
+                alternatives_by_flag={
+                    option_name: spelling for option_name, spelling in spelling_by_option.items() if spelling
+                }
+                | dict(engine_name.alternatives_by_option),
             )
-            self._refuse_short_engine_flags(ctx, engine, args)
+            self._refuse_short_engine_flags(ctx, engine_name, args)
             args = remaining_arguments
             ctx.meta[ENGINE_FLAGS_KEY] = flag_values
         try:
@@ -122,7 +126,7 @@ class EngineCommand(Command):
         return engine_names if len(engine_names) == 1 else []
 
     def _llmcalc_options(self, context: Any) -> dict[str, bool]:
-        """Maps the name of each llmcalc option of the command to whether the option takes a value."""
+        """Returns a mapping from each llmcalc option of the command to whether the option takes a value."""
         llmcalc_names = (*SHARED_OPTIONS, *self.options_with_engines)
         return {
             option_name: not option.is_flag
@@ -169,20 +173,24 @@ def print_server_answers(
     from ..questions.engines import ask_servers, engine_questions
     from ..sources.preset import target_in_errors
 
-    file, table_name, target, engines = (context.params[name] for name in ("launch", "table", "target", "engine"))
-    if file is None and not target:
+    launch_file, table_name, target, engine_names = (
+        context.params[parameter_name] for parameter_name in ("launch", "table", "target", "engine")
+    )
+    if launch_file is None and not target:
         raise InputError(f"missing argument TARGET ({context.command_path} --help explains)")
     server_questions = engine_questions(
-        file,
+        launch_file,
         target_options.load,
         target=target,
-        engine_names=engines or (),
+        engine_names=engine_names or (),
         flag_values=engine_flags(context),
         hardware=hardware,
         quantize=context.params["quantize"],
         receipt=context.params["receipt"],
         allow_unknown=target_options.allow_unknown,
     )
-    with nullcontext() if file is not None else target_in_errors(server_questions[0].preset):
+    with nullcontext() if launch_file is not None else target_in_errors(server_questions[0].preset):
         servers_answer = ask_servers(server_questions, ask_question)
-    output_options.show_answer(servers_answer, table_name, None if file is not None else server_questions[0].preset)
+    output_options.show_answer(
+        servers_answer, table_name, None if launch_file is not None else server_questions[0].preset
+    )

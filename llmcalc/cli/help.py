@@ -64,9 +64,9 @@ def _with_hyphens_in_names(arguments: Sequence[str], option_names: Container[str
     for argument in arguments:
         is_option_possible &= argument != "--"
         option_name, equals_sign, option_value = argument.partition("=")
-        known_name = option_name.replace("_", "-")
-        is_spelling = is_option_possible and known_name.startswith("--") and known_name in option_names
-        yield f"{known_name}{equals_sign}{option_value}" if is_spelling else argument
+        known_option_name = option_name.replace("_", "-")
+        is_spelling = is_option_possible and known_option_name.startswith("--") and known_option_name in option_names
+        yield f"{known_option_name}{equals_sign}{option_value}" if is_spelling else argument
 
 
 class Command(TyperCommand):
@@ -126,7 +126,7 @@ class Command(TyperCommand):
                 panel = getattr(parameter, "rich_help_panel", None) or (
                     "Output" if parameter.name in ("help", "help_all") else OTHER_PANEL
                 )
-                option_label = panel_record[0] if shows_all_options else _short_name(parameter, panel_record[0])
+                option_label = panel_record[0] if shows_all_options else _option_label(parameter, panel_record[0])
             rows_by_panel.setdefault(panel, []).append(
                 (option_label, panel_record[1] if shows_all_options else _first_sentence(panel_record[1]))
             )
@@ -153,7 +153,7 @@ OPTION_COLUMN_WIDTH = 26
 """Largest width of the column of options; the text of a longer option begins on the next line."""
 
 
-def _short_name(option: Any, name_and_metavar: str) -> str:
+def _option_label(option: Any, name_and_metavar: str) -> str:
     """Returns an option's one-letter name and first long name, with the placeholder of the option's value."""
     long_names = [shown_name for shown_name in option.opts if shown_name.startswith("--")]
     short_names = [shown_name for shown_name in option.opts if not shown_name.startswith("--")]
@@ -179,26 +179,28 @@ def _show_all_options(ctx: typer.Context, is_requested: bool) -> None:
 def with_help_all_option(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the option `--help-all` to a command."""
     signature = inspect.signature(command)
-    option = typer.Option(
+    help_all_option = typer.Option(
         "--help-all",
         is_eager=True,
         callback=_show_all_options,
         help="Show every option and exit.",
         rich_help_panel="Output",
     )
-    parameter = inspect.Parameter(
-        "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, option]
+    help_all_parameter = inspect.Parameter(
+        "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, help_all_option]
     )
 
     def run(*, help_all: bool = False, **typed_values: Any) -> None:
         command(**typed_values)
 
-    hints = get_type_hints(command, include_extras=True)
+    type_hints = get_type_hints(command, include_extras=True)
     parameters = [
-        argument.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints.get(argument_name, argument.annotation))
+        argument.replace(
+            kind=inspect.Parameter.KEYWORD_ONLY, annotation=type_hints.get(argument_name, argument.annotation)
+        )
         for argument_name, argument in signature.parameters.items()
     ]
-    return with_command_signature(run, command, [*parameters, parameter])
+    return with_command_signature(run, command, [*parameters, help_all_parameter])
 
 
 def command_summary(module_name: str) -> str:
@@ -206,10 +208,10 @@ def command_summary(module_name: str) -> str:
 
     module_name: full name of the command's module, or of a package of commands.
     """
-    spec = find_spec(module_name)
-    if spec is None or spec.origin is None:
+    module_spec = find_spec(module_name)
+    if module_spec is None or module_spec.origin is None:
         return ""
-    for statement in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+    for statement in ast.parse(Path(module_spec.origin).read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.FunctionDef) and statement.name == "command":
             return (ast.get_docstring(statement) or "").partition("\n")[0]
         if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "HELP":

@@ -76,11 +76,12 @@ def command(
             with target_in_errors(engine_question.preset):
                 return ask_engine_cache(engine_question)
 
-        flags = engine_flags(context)
-        questions = [
-            EngineQuestion(target_options.load(target), tuple(engine), flags, hardware, quantize) for target in targets
+        flag_values = engine_flags(context)
+        engine_questions = [
+            EngineQuestion(target_options.load(target), tuple(engine), flag_values, hardware, quantize)
+            for target in targets
         ]
-        output_options.show_answer(ask_servers(questions, ask_named), table)
+        output_options.show_answer(ask_servers(engine_questions, ask_named), table)
         return
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")

@@ -28,18 +28,20 @@ def _framework_option() -> CommandOption:
 
     framework_records = [framework(framework_name) for framework_name in FRAMEWORK_NAMES]
     implied_frameworks = (
-        f"{record.name} {record.implying_options[0]}"
-        for record in framework_records
-        if record.implying_options is not None
+        f"{framework_record.name} {framework_record.implying_options[0]}"
+        for framework_record in framework_records
+        if framework_record.implying_options is not None
     )
     name_list = f"{', '.join(FRAMEWORK_NAMES[:-1])} or {FRAMEWORK_NAMES[-1]}"
-    setting = declarations_of(LayoutRequest)["framework"]
+    framework_setting = declarations_of(LayoutRequest)["framework"]
     default_list = ", ".join((*implied_frameworks, f"else {DEFAULT_FRAMEWORK}"))
-    help_text = f"{name_list}. {setting.setting.help} By default {default_list}."
-    return option_of_setting(setting, help=help_text, metavar="NAME", completions=lambda: FRAMEWORK_NAMES)
+    help_text = f"{name_list}. {framework_setting.setting.help} By default {default_list}."
+    return option_of_setting(framework_setting, help=help_text, metavar="NAME", completions=lambda: FRAMEWORK_NAMES)
 
 
 def add_rank_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces a command's parameter `rank_request` by the options of one counted rank."""
-    options = {option_name: option_of_setting(rank_setting) for option_name, rank_setting in rank_settings().items()}
-    return replace_parameter_by_options("rank_request", options, lambda chosen: RankRequest(**chosen))(command)
+    options_by_name = {
+        option_name: option_of_setting(rank_setting) for option_name, rank_setting in rank_settings().items()
+    }
+    return replace_parameter_by_options("rank_request", options_by_name, lambda chosen: RankRequest(**chosen))(command)

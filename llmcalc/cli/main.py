@@ -267,9 +267,9 @@ def _commands_with_option(option_name: str, running_command: str) -> list[str]:
     """Returns the first two commands that have an option which `running_command` does not have."""
     if not option_name.startswith("--"):
         return []
-    commands = (command_name for command_name in COMMANDS_OF_RUNS if command_name != running_command)
-    with_option = (name for name in commands if option_name in _option_names(build_command("", name)))
-    return list(islice(with_option, 2))
+    other_command_names = (command_name for command_name in COMMANDS_OF_RUNS if command_name != running_command)
+    names_with_option = (name for name in other_command_names if option_name in _option_names(build_command("", name)))
+    return list(islice(names_with_option, 2))
 
 
 def _is_preset_or_model_file(typed_word: str) -> bool:
@@ -330,35 +330,39 @@ def _usage_message(usage_error: Any) -> str:
     """Returns a usage error of typer as one line: the option, the value and the expected values."""
     context = getattr(usage_error, "ctx", None)
     help_hint = f" ({context.command_path} --help explains)" if context is not None else ""
-    parameter, message = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
+    parameter, message_text = getattr(usage_error, "param", None), usage_error.format_message().rstrip(".")
     if parameter is None and context is not None:
-        typed_option, options = str(getattr(usage_error, "option_name", "")), _option_names(context.command)
+        typed_option, option_names = str(getattr(usage_error, "option_name", "")), _option_names(context.command)
         usual_spelling = typed_option.replace("_", "-")
         from ..questions.other_names import OTHER_OPTION_NAMES, llmcalc_spelling
 
-        option_name = llmcalc_spelling(usual_spelling, OTHER_OPTION_NAMES, options)
+        option_name = llmcalc_spelling(usual_spelling, OTHER_OPTION_NAMES, option_names)
         if option_name:
-            message = f"No such option: {typed_option}; expected {option_name}"
+            message_text = f"No such option: {typed_option}; expected {option_name}"
         elif typed_option == "--engine":
-            message = f"No such option: {typed_option}; expected llmcalc fit, memory, time or kv, which know servers"
+            message_text = (
+                f"No such option: {typed_option}; expected llmcalc fit, memory, time or kv, which know servers"
+            )
         elif typed_option == "--model" and any(
             parameter.param_type_name == "argument" for parameter in context.command.params
         ):
-            message = f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
+            message_text = (
+                f"No such option: {typed_option}; expected the model without it: {context.command_path} llama3-8b"
+            )
         elif other_commands := _commands_with_option(usual_spelling, context.command.name):
             verb = "has" if len(other_commands) == 1 else "have"
-            message = f"No such option: {typed_option}; llmcalc {' and '.join(other_commands)} {verb} it"
+            message_text = f"No such option: {typed_option}; llmcalc {' and '.join(other_commands)} {verb} it"
         elif typed_option.startswith("--") and (advice := _advice_on_option(context.command, usual_spelling)):
-            message = f"No such option: {typed_option}; {advice}"
-        elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
-            message = (
+            message_text = f"No such option: {typed_option}; {advice}"
+        elif extra_words := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message_text):
+            message_text = (
                 f"'{extra_words[1]}': {context.command_path} takes {_advice_on_surplus_words(extra_words[1], context)}"
             )
         elif typed_option.startswith("--"):
-            suggestion = suggest(typed_option, sorted(options))
-            message = f"No such option: {typed_option}{suggestion and f'.{suggestion}'}"
+            suggestion = suggest(typed_option, sorted(option_names))
+            message_text = f"No such option: {typed_option}{suggestion and f'.{suggestion}'}"
     if parameter is None:
-        return f"{message}{help_hint}"
+        return f"{message_text}{help_hint}"
     from .shared_options import typed_option_name
 
     parameter_name = (
@@ -370,18 +374,18 @@ def _usage_message(usage_error: Any) -> str:
         kind_name = f"{parameter.param_type_name} {parameter_name}"
         value_name = f" {parameter.metavar}" if parameter.param_type_name == "option" and parameter.metavar else ""
         example_value = EXAMPLE_VALUES.get(parameter_name)
-        example = f", such as {example_value}" if example_value else ""
+        example_text = f", such as {example_value}" if example_value else ""
         if context is not None and parameter.param_type_name == "argument":
-            example = f"{_advice_on_misread_argument(context, parameter_name)}{example}"
-        return f"missing {kind_name}{value_name}{example}{help_hint}{_example_commands(context, parameter)}"
+            example_text = f"{_advice_on_misread_argument(context, parameter_name)}{example_text}"
+        return f"missing {kind_name}{value_name}{example_text}{help_hint}{_example_commands(context, parameter)}"
     validation_errors = getattr(usage_error.__cause__, "errors", None)  # pydantic's, where typer has it check values
     if validation_errors is not None:
         from ..sources.files import explain_value
 
-        message = explain_value(validation_errors()[0])
+        message_text = explain_value(validation_errors()[0])
     else:
-        message = usage_error.message
-    typed_value, separator, accepted_values = message.rstrip(".").replace("'", "").partition(" is not one of ")
+        message_text = usage_error.message
+    typed_value, separator, accepted_values = message_text.rstrip(".").replace("'", "").partition(" is not one of ")
     if separator:
         from ..questions.other_names import OTHER_OPTION_NAMES, llmcalc_spelling
 
@@ -395,5 +399,5 @@ def _usage_message(usage_error: Any) -> str:
             if placeholder_value
             else suggest(typed_value, accepted_values.split(", "))
         )
-        message = f"'{typed_value}' is not known; expected one of {accepted_values}.{suggestion}"
-    return f"{parameter_name}: {message.rstrip('.')}"
+        message_text = f"'{typed_value}' is not known; expected one of {accepted_values}.{suggestion}"
+    return f"{parameter_name}: {message_text.rstrip('.')}"

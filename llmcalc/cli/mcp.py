@@ -22,13 +22,13 @@ def command(offline: OfflineOption = False) -> None:
     Its tools are params, flops, kv, memory, fit, plan, time, serve, cost and compare, with the options of the commands.
     They only read, and use the network only for a hub id.
     """
-    server = tool_server()
+    mcp_server = tool_server()
     import anyio
     from mcp.server.stdio import stdio_server
 
     async def run() -> None:
         async with stdio_server() as (input_stream, output_stream):
-            await server.run(input_stream, output_stream, server.create_initialization_options())
+            await mcp_server.run(input_stream, output_stream, mcp_server.create_initialization_options())
 
     anyio.run(run)
 

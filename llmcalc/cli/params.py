@@ -44,7 +44,10 @@ def command(
     reports = []
     for target in targets:
         file_params = params_of_file(
-            target, measure, has_changed_model=target_options.changes_model or bool(included_parts), rank=rank_request
+            target,
+            measure,
+            has_changed_model=target_options.changes_model or bool(included_parts),
+            rank_request=rank_request,
         )
         if file_params is not None and draft is not None:
             raise InputError(f"--draft: {target} is counted as it is; expected a model")

@@ -28,10 +28,15 @@ def settings_options(**defaults: str) -> dict[str, CommandOption]:
     Without a phase option, the other options imply the phase.
     defaults: setting → its default in words, where a command has another one.
     """
-    options, declarations = options_of_settings(Settings), declarations_of(Settings)
-    options |= {name: option_of_setting(declarations[name], default=default) for name, default in defaults.items()}
-    options["phase"] = options["phase"]._replace(default=None)
-    return options | {option_name: option_of_setting(setting) for option_name, setting in SETTINGS_BY_SHORTHAND.items()}
+    options_by_name, declarations = options_of_settings(Settings), declarations_of(Settings)
+    options_by_name |= {
+        setting_name: option_of_setting(declarations[setting_name], default=default_value)
+        for setting_name, default_value in defaults.items()
+    }
+    options_by_name["phase"] = options_by_name["phase"]._replace(default=None)
+    return options_by_name | {
+        option_name: option_of_setting(setting) for option_name, setting in SETTINGS_BY_SHORTHAND.items()
+    }
 
 
 def add_settings_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -77,7 +77,8 @@ def options_of_settings(settings: type, field_names: Iterable[str] = ()) -> dict
     """Returns the options for the settings of a class. field_names: the settings' names, empty for all."""
     declarations = declarations_of(settings)
     return {
-        name: option_of_setting(declarations[name], getattr(settings, name)) for name in field_names or declarations
+        field_name: option_of_setting(declarations[field_name], getattr(settings, field_name))
+        for field_name in field_names or declarations
     }
 
 
@@ -106,7 +107,12 @@ def replace_parameter_by_options(
 
         def run(**typed_values: Any) -> None:
             command(
-                **{parameter_name: build_argument({name: typed_values.pop(name) for name in options})}, **typed_values
+                **{
+                    parameter_name: build_argument(
+                        {setting_name: typed_values.pop(setting_name) for setting_name in options}
+                    )
+                },
+                **typed_values,
             )
 
         return with_command_signature(run, command, parameters)

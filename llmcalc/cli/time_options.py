@@ -124,15 +124,15 @@ class TimedRunOptions:
 
 def add_timed_run_options(command: CommandFunction) -> CommandFunction:
     """Replaces a command's parameter `timed_run` by the options of a timed run."""
-    run_options, layout = settings_options(), layout_options()
+    run_options, layout_option_group = settings_options(), layout_options()
     target_options, read_options = OPTIONS_BY_PARAMETER["target_options"]
-    context = {"command_context": CommandOption(typer.Context, inspect.Parameter.empty)}
-    target = CommandOption(OptionalTargetArgument, None)
-    model_options = {"target": target, "with_mtp": CommandOption(WithMtpOption, False)}
+    context_option = {"command_context": CommandOption(typer.Context, inspect.Parameter.empty)}
+    target_option = CommandOption(OptionalTargetArgument, None)
+    model_options = {"target": target_option, "with_mtp": CommandOption(WithMtpOption, False)}
     time_options = {
-        **context,
+        **context_option,
         **run_options,
-        **layout,
+        **layout_option_group,
         **RUN_FILE_OPTIONS,
         **TIME_OPTIONS,
         **model_options,
@@ -142,7 +142,7 @@ def add_timed_run_options(command: CommandFunction) -> CommandFunction:
     def timed_run(option_values: dict[str, Any]) -> TimedRunOptions:
         return TimedRunOptions(
             settings_with_shorthands({option_name: option_values[option_name] for option_name in run_options}),
-            LayoutRequest(**{option_name: option_values[option_name] for option_name in layout}),
+            LayoutRequest(**{option_name: option_values[option_name] for option_name in layout_option_group}),
             option_values["hardware"],
             option_values["launch"],
             TimeOptions(**{option_name: option_values[option_name] for option_name in TIME_OPTIONS}),

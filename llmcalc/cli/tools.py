@@ -60,9 +60,13 @@ class Tool(NamedTuple):
     def schema(self) -> dict[str, Any]:
         """Returns the JSON schema of a call: common arguments, other arguments in `options`, and `keys`."""
         common_schemas = {
-            name: value_schema for name, value_schema in self.arguments.items() if name in self.common_arguments
+            argument_name: value_schema
+            for argument_name, value_schema in self.arguments.items()
+            if argument_name in self.common_arguments
         }
-        other_names_text = ", ".join(name for name in self.arguments if name not in self.common_arguments)
+        other_names_text = ", ".join(
+            argument_name for argument_name in self.arguments if argument_name not in self.common_arguments
+        )
         note_texts: list[str] = []
         if other_names_text:
             note_texts.append(
@@ -181,22 +185,26 @@ def answer_of_tool(tool_name: str, arguments: Mapping[str, Any]) -> Any:
                 f"{argument_name}: missing; expected {_description_in_sentence(tool.arguments[argument_name])}"
             )
     call_arguments = dict(arguments)
-    requested_keys, options = call_arguments.pop("keys", None), call_arguments.pop("options", {})
-    repeated_names = sorted(options.keys() & call_arguments.keys())
+    requested_keys, option_values = call_arguments.pop("keys", None), call_arguments.pop("options", {})
+    repeated_names = sorted(option_values.keys() & call_arguments.keys())
     if repeated_names:
         raise InputError(f"options: {repeated_names[0]} is an argument too; expected it once")
     is_engine_question = "engine" in call_arguments or "launch" in call_arguments
     _check_arguments(
         tool.arguments,
-        {key: value for key, value in options.items() if key in tool.arguments or not is_engine_question},
+        {
+            option_name: option_value
+            for option_name, option_value in option_values.items()
+            if option_name in tool.arguments or not is_engine_question
+        },
     )
-    call_arguments |= options
-    models = call_arguments.pop("models", [call_arguments.pop("model")] if "model" in call_arguments else [])
-    for model in (*models, call_arguments.get("draft")):
+    call_arguments |= option_values
+    model_targets = call_arguments.pop("models", [call_arguments.pop("model")] if "model" in call_arguments else [])
+    for model in (*model_targets, call_arguments.get("draft")):
         _check_model(model)
     if call_arguments.get("receipt") == STDIN:
         raise InputError(f"receipt: '{STDIN}' is standard input, which the protocol uses; expected a path")
-    answer_document = getattr(import_module("..api", __package__), tool_name)(*models, **call_arguments).document
+    answer_document = getattr(import_module("..api", __package__), tool_name)(*model_targets, **call_arguments).document
     return answer_document if requested_keys is None else _document_with_keys(answer_document, requested_keys)
 
 

@@ -34,7 +34,9 @@ class RankRequest:
 
     def __init__(self, **options: Any) -> None:
         self.rank: int | None = options.pop("rank", None)
-        self.sizes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        self.sizes: dict[str, Any] = {
+            option_name: option_value for option_name, option_value in options.items() if option_value is not None
+        }
 
     @property
     def has_options(self) -> bool:

@@ -30,7 +30,7 @@ Zero: TypeAlias = Literal[0, 1, 2, 3]
 
 
 class ImpossibleLayout(InputError):
-    """Raised for group sizes that contradict each other or do not divide the model."""
+    """The error raised for group sizes that contradict each other or do not divide the model."""
 
 
 class Coordinates(NamedTuple):
@@ -178,7 +178,7 @@ class Layout:
 
     def data(self) -> dict[str, object]:
         """Returns the layout as a JSON object."""
-        field_values = {field.name: getattr(self, field.name) for field in fields(self)}
+        field_values = {layout_field.name: getattr(self, layout_field.name) for layout_field in fields(self)}
         return {"world": self.world_size, **field_values, "etp": self.expert_tp}
 
     def options(self) -> str:
@@ -188,23 +188,25 @@ class Layout:
     def options_by_field(self) -> dict[str, str]:
         """Returns field → command-line option with value, for the options in `options`."""
         option_texts: dict[str, str] = {}
-        for field in fields(self):
-            field_value, option_name = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
-            if field_value == field.default or (field_value == "interleaved" and self.vpp > 1):
+        for layout_field in fields(self):
+            field_value, option_name = getattr(self, layout_field.name), f"--{layout_field.name.replace('_', '-')}"
+            if field_value == layout_field.default or (field_value == "interleaved" and self.vpp > 1):
                 continue
-            if field.name == "reshard" and not self.zero:  # nothing is gathered
+            if layout_field.name == "reshard" and not self.zero:  # nothing is gathered
                 continue
             if isinstance(field_value, bool):
-                option_texts[field.name] = option_name if field_value else f"--no-{option_name[2:]}"
+                option_texts[layout_field.name] = option_name if field_value else f"--no-{option_name[2:]}"
             else:
                 value_text = stage_layers_option(field_value) if isinstance(field_value, tuple) else str(field_value)
-                option_texts[field.name] = f"{option_name} {value_text}"
+                option_texts[layout_field.name] = f"{option_name} {value_text}"
         return option_texts
 
 
-def stage_layers_option(layers: Sequence[int]) -> str:
+def stage_layers_option(stage_layer_counts: Sequence[int]) -> str:
     """Returns numbers of layers as the value of `--pp-layout`: 2,2,2,3 as `2x3,3`."""
-    equal_stage_runs = [(layer_count, len(list(stage_count))) for layer_count, stage_count in groupby(layers)]
+    equal_stage_runs = [
+        (layer_count, len(list(stage_count))) for layer_count, stage_count in groupby(stage_layer_counts)
+    ]
     return ",".join(
         f"{layers_per_stage}x{stage_count}" if stage_count > 1 else str(layers_per_stage)
         for layers_per_stage, stage_count in equal_stage_runs
@@ -251,12 +253,14 @@ def rank_chunks(layout: Layout, layer_count: int, rank: int) -> RankChunks:
     layer_count: number of layers of the model.
     Raises `InputError` for a number of layers that the stages do not add up to.
     """
-    stage_sizes, last_stage = layers_of_stages(layout, layer_count), layout.pp * layout.vpp - 1
+    stage_sizes, last_stage_index = layers_of_stages(layout, layer_count), layout.pp * layout.vpp - 1
     stage_starts = [*accumulate(stage_sizes, initial=0)]
     ranks = sorted({rank, layout.pp - 1 - rank}) if layout.is_bidirectional else [rank]
     stage_indices = [chunk_index * layout.pp + stage_rank for chunk_index in range(layout.vpp) for stage_rank in ranks]
     layer_ranges = (range(stage_starts[i], stage_starts[i + 1]) for i in stage_indices)
-    return RankChunks(rank, tuple(chain.from_iterable(layer_ranges)), 0 in stage_indices, last_stage in stage_indices)
+    return RankChunks(
+        rank, tuple(chain.from_iterable(layer_ranges)), 0 in stage_indices, last_stage_index in stage_indices
+    )
 
 
 def stage_sizes_between_ends(
@@ -267,30 +271,35 @@ def stage_sizes_between_ends(
     last_rank_layers: int | None,
     option_names: str,
 ) -> tuple[int, ...]:
-    """Returns the number of layers of each stage, if the layers of the first or of the last rank are stated.
+    """Returns the number of layers per stage if the number of layers on the first or the last rank is given.
 
     chunk_count: stages of a rank. first_rank_layers, last_rank_layers: None for as many as every other rank.
     option_names: the arguments in messages. Raises `InputError` for layers that the other ranks do not divide.
     """
-    middle_layers = layer_count - (first_rank_layers or 0) - (last_rank_layers or 0)
-    middle_ranks = pp - (first_rank_layers is not None) - (last_rank_layers is not None)
-    divides_evenly = middle_layers == 0 if middle_ranks == 0 else middle_ranks > 0 and middle_layers % middle_ranks == 0
+    middle_layer_count = layer_count - (first_rank_layers or 0) - (last_rank_layers or 0)
+    middle_rank_count = pp - (first_rank_layers is not None) - (last_rank_layers is not None)
+    divides_evenly = (
+        middle_layer_count == 0
+        if middle_rank_count == 0
+        else middle_rank_count > 0 and middle_layer_count % middle_rank_count == 0
+    )
     if not divides_evenly:
         raise InputError(
-            f"{option_names}: {middle_layers} layers are left for {max(0, middle_ranks)} stages; expected a multiple"
+            f"{option_names}: {middle_layer_count} layers are left for {max(0, middle_rank_count)} stages; "
+            f"expected a multiple"
         )
-    layers_by_rank = [middle_layers // max(1, middle_ranks)] * pp
-    layers_by_rank[0] = layers_by_rank[0] if first_rank_layers is None else first_rank_layers
-    layers_by_rank[-1] = layers_by_rank[-1] if last_rank_layers is None else last_rank_layers
-    if any(rank_layers % chunk_count for rank_layers in layers_by_rank):
-        raise InputError(f"--num-virtual-stages-per-pipeline-rank: {chunk_count} does not divide {layers_by_rank}")
-    return tuple(rank_layers // chunk_count for rank_layers in layers_by_rank) * chunk_count
+    layer_count_by_rank = [middle_layer_count // max(1, middle_rank_count)] * pp
+    layer_count_by_rank[0] = layer_count_by_rank[0] if first_rank_layers is None else first_rank_layers
+    layer_count_by_rank[-1] = layer_count_by_rank[-1] if last_rank_layers is None else last_rank_layers
+    if any(rank_layer_count % chunk_count for rank_layer_count in layer_count_by_rank):
+        raise InputError(f"--num-virtual-stages-per-pipeline-rank: {chunk_count} does not divide {layer_count_by_rank}")
+    return tuple(rank_layer_count // chunk_count for rank_layer_count in layer_count_by_rank) * chunk_count
 
 
 def stage_sizes_of_most_layers(
     layer_count: int, pp: int, most_layers: int, rounds_up: bool | None, option_names: str
 ) -> tuple[int, ...]:
-    """Returns the number of layers of each stage, with the fewest stages of at most `most_layers` layers.
+    """Returns the number of layers per stage, for the fewest stages that have at most `most_layers` layers each.
 
     rounds_up: whether their number is rounded up to a multiple of the ranks, or down; None to refuse another number.
     option_names: the arguments in messages. Raises `InputError` for a number of stages that ranks do not share.
@@ -309,15 +318,15 @@ def stage_sizes_of_most_layers(
 def stage_sizes_with_counted_ends(
     layer_count: int, stage_count: int, counts_embedding: bool, counts_loss: bool, option_names: str
 ) -> tuple[int, ...]:
-    """Returns the number of layers of each stage, where the embedding or the loss counts as a layer.
+    """Returns the number of layers per stage if the division counts the embedding or the loss as a layer.
 
     stage_count: stages of all ranks. option_names: the arguments in messages.
     Raises `InputError` for layers that do not divide evenly.
     """
-    layers_with_ends = layer_count + counts_embedding + counts_loss
-    if layers_with_ends % stage_count:
-        raise InputError(f"{option_names}: {layers_with_ends} parts; expected a multiple of {stage_count} stages")
-    stage_sizes = [layers_with_ends // stage_count] * stage_count
+    layer_count_with_ends = layer_count + counts_embedding + counts_loss
+    if layer_count_with_ends % stage_count:
+        raise InputError(f"{option_names}: {layer_count_with_ends} parts; expected a multiple of {stage_count} stages")
+    stage_sizes = [layer_count_with_ends // stage_count] * stage_count
     stage_sizes[0] -= counts_embedding
     stage_sizes[-1] -= counts_loss
     return tuple(stage_sizes)
@@ -330,7 +339,7 @@ def check_divided_heads(head_counts: Sequence[int], tp: int, cp: int, option_nam
     head_counts: heads of the model. option_names: those of the exchange and of the number of ranks.
     """
     heads_per_rank = [max(1, head_count // tp) for head_count in head_counts]
-    if any(heads % cp for heads in heads_per_rank):
+    if any(rank_head_count % cp for rank_head_count in heads_per_rank):
         exchange_option, ranks_option = option_names
         raise InputError(
             f"{exchange_option} a2a: {ranks_option} {cp} does not divide the {' and '.join(map(str, heads_per_rank))} "
@@ -364,13 +373,13 @@ def stages(layout: Layout, layer_count: int) -> Iterator[Stage]:
     pp − 1 − r (DeepSeek-V3, arXiv:2412.19437, §3.2.1), and this function yields stage r alone.
     Raises `InputError` for a number of layers that the stages do not add up to.
     """
-    stage_count, first_layer = layout.pp * layout.vpp, 0
-    for stage_index, stage_layers in enumerate(layers_of_stages(layout, layer_count)):
+    stage_count, first_layer_index = layout.pp * layout.vpp, 0
+    for stage_index, stage_layer_count in enumerate(layers_of_stages(layout, layer_count)):
         yield Stage(
             stage_index % layout.pp,
             stage_index // layout.pp,
-            range(first_layer, first_layer + stage_layers),
+            range(first_layer_index, first_layer_index + stage_layer_count),
             stage_index == 0,
             stage_index == stage_count - 1,
         )
-        first_layer += stage_layers
+        first_layer_index += stage_layer_count

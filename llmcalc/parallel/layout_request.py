@@ -157,29 +157,33 @@ class LayoutRequest:
     @property
     def has_options(self) -> bool:
         """Whether the user typed any layout option."""
-        return any(getattr(self, field.name) is not None for field in fields(self))
+        return any(getattr(self, option_field.name) is not None for option_field in fields(self))
 
     @property
     def is_undivided(self) -> bool:
         """Whether only the number of devices was typed, without an option that divides the model."""
-        typed_options = {field.name for field in fields(self)} - {"devices", "framework", "framework_version"}
+        typed_options = {option_field.name for option_field in fields(self)} - {
+            "devices",
+            "framework",
+            "framework_version",
+        }
         return self.devices is not None and all(getattr(self, option_name) is None for option_name in typed_options)
 
     @property
     def has_all_sizes(self) -> bool:
         """Whether the typed group sizes, some above 1, multiply to the typed number of devices."""
-        replicas = self.dp or (self.fsdp or 1) * (self.hsdp_replicas or 1)
-        return self.devices == (self.tp or 1) * (self.pp or 1) * (self.cp or 1) * replicas > 1
+        replica_count = self.dp or (self.fsdp or 1) * (self.hsdp_replicas or 1)
+        return self.devices == (self.tp or 1) * (self.pp or 1) * (self.cp or 1) * replica_count > 1
 
     @property
     def undivided_devices_text(self) -> str:
         """A sentence on typed group sizes that do not divide the devices: `--tp 3 does not divide 8 devices`."""
         size_fields = ("tp", "cp", "pp", *(("dp",) if self.fsdp is None else ("fsdp", "hsdp_replicas")))
-        sizes = {field: getattr(self, field) for field in size_fields if getattr(self, field) is not None}
-        if not sizes or not self.devices or self.devices % math.prod(sizes.values()) == 0:
+        size_by_field = {field: getattr(self, field) for field in size_fields if getattr(self, field) is not None}
+        if not size_by_field or not self.devices or self.devices % math.prod(size_by_field.values()) == 0:
             return ""
-        options_text = " ".join(f"--{field.replace('_', '-')} {size}" for field, size in sizes.items())
-        return f"{options_text} {'does' if len(sizes) == 1 else 'do'} not divide {self.devices:,} devices"
+        options_text = " ".join(f"--{field.replace('_', '-')} {size}" for field, size in size_by_field.items())
+        return f"{options_text} {'does' if len(size_by_field) == 1 else 'do'} not divide {self.devices:,} devices"
 
     @property
     def has_pipeline_options(self) -> bool:

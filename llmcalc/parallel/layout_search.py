@@ -1,4 +1,4 @@
-"""Searches the parallel layouts for a number of devices, and collects the reasons against other layouts."""
+"""Enumerates the parallel layouts of a number of devices, and counts the refused layouts by reason."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def search_layouts(
                 layout_search.refusal_counts[UNDIVIDED_SEQUENCE] += 1
                 continue
             dp = devices // (tp * cp * pp)
-            for vpp, ep in product(CHUNK_COUNTS if pp > 1 else (1,), _expert_groups(expert_count, tp * cp * dp)):
+            for vpp, ep in product(CHUNK_COUNTS if pp > 1 else (1,), _expert_group_sizes(expert_count, tp * cp * dp)):
                 group_sizes = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "vpp": vpp, "ep": ep}
                 if not _matches_request(layout_request, group_sizes) or not _follows_layout_rules(
                     layout_rules, group_sizes
@@ -210,7 +210,7 @@ def _sizes_to_try(fixed_size: int | None, size_multiple: int, maximum_size: int 
 
 
 def sequence_multiple(cp: int) -> int:
-    """Returns the number that must divide sequence lengths: 2 · cp, because context-parallel ranks have two parts."""
+    """Returns the number that must divide sequence lengths: 2 · cp, as each context-parallel rank takes two chunks."""
     return 2 * cp if cp > 1 else 1
 
 
@@ -285,11 +285,13 @@ def _matches_request(layout_request: LayoutRequest, group_sizes: dict[str, int])
     stage_sizes = layout_request.pp_layout
     if stage_sizes is not None and len(stage_sizes) != group_sizes["pp"] * group_sizes["vpp"]:
         return False
-    return all(getattr(layout_request, name) in (None, group_size) for name, group_size in group_sizes.items())
+    return all(
+        getattr(layout_request, size_name) in (None, group_size) for size_name, group_size in group_sizes.items()
+    )
 
 
 def _follows_layout_rules(layout_rules: LayoutRules, group_sizes: dict[str, int]) -> bool:
-    """Whether group sizes are 1 for the kinds of parallelism that the framework's search does not try."""
+    """Whether every group size that the framework's search does not try is 1."""
     return all(group_sizes[option_name] == 1 for option_name in layout_rules.untried_size_names)
 
 
@@ -334,7 +336,9 @@ def _layout_of_sizes(
         schedule="interleaved" if group_sizes["vpp"] > 1 else "1f1b",
     )
     layout_options = {
-        name: option_value for name in FIXED_OPTIONS if (option_value := getattr(layout_request, name)) is not None
+        option_name: option_value
+        for option_name in FIXED_OPTIONS
+        if (option_value := getattr(layout_request, option_name)) is not None
     }
     if layout_request.zero_group is not None:
         layout_options["hsdp_replicas"] = layout_request.count_zero_groups(layout.dp, layout.cp, layout.zero)
@@ -379,9 +383,9 @@ def _try_layout(
 def even_stage_sizes(layer_count: int, stage_count: int) -> tuple[int, ...]:
     """Returns the number of layers per stage, as even as possible; the middle stages get the remainder."""
     layers_per_stage, remainder = divmod(layer_count, stage_count)
-    first_larger_stage = (stage_count - remainder) // 2
+    first_larger_stage_index = (stage_count - remainder) // 2
     return tuple(
-        layers_per_stage + (first_larger_stage <= stage_index < first_larger_stage + remainder)
+        layers_per_stage + (first_larger_stage_index <= stage_index < first_larger_stage_index + remainder)
         for stage_index in range(stage_count)
     )
 
@@ -405,6 +409,6 @@ def layout_refusal(axes: Iterable[Axis], layout: Layout, layer_count: int, micro
     return ""
 
 
-def _expert_groups(expert_count: int, ranks: int) -> list[int]:
+def _expert_group_sizes(expert_count: int, rank_count: int) -> list[int]:
     """Returns the sizes of expert-parallel groups that divide the experts."""
-    return divisors(math.gcd(expert_count, ranks)) if expert_count else [1]
+    return divisors(math.gcd(expert_count, rank_count)) if expert_count else [1]

@@ -112,7 +112,7 @@ def rank_messages(
     spec: ModelSpec,
     layout: Layout,
     workload: Workload,
-    gradients: GradientRules,
+    gradient_rules: GradientRules,
     micro_batches: int = 1,
     rank: int = 0,
     *,
@@ -123,20 +123,20 @@ def rank_messages(
     """Returns the messages of a rank in a training step.
 
     workload: one micro-batch, of whole sequences.
-    gradients: the framework's rules.
+    gradient_rules: the framework's rules.
     element_bytes: bytes per element of weights and activations.
     extra_parts: optional parts of the model that are trained too, none by default.
     recompute: the recomputation in the backward pass, none by default.
     Raises `InputError` for a layout that is not modelled.
     """
-    gradients.check(layout)
+    gradient_rules.check(layout)
     if workload.seq % layout.cp:
         raise InputError(f"--cp {layout.cp}: does not divide --seq {workload.seq}; expected a divisor")
     run_config = RunConfig(workload.with_changes(seq=workload.seq // layout.cp, phase="training"))
-    is_reentrant = gradients.is_always_reentrant and recompute.layers
+    is_reentrant = gradient_rules.is_always_reentrant and recompute.layers
     recompute_rule = replace(recompute, reentrant=True) if is_reentrant else recompute
     stage_chunks = list(_chunks_of_rank(spec, layout, micro_batches, rank, keeps_layer_indices=recompute.every > 1))
-    pass_options = element_bytes, extra_parts, gradients.is_always_reentrant, recompute_rule
+    pass_options = element_bytes, extra_parts, gradient_rules.is_always_reentrant, recompute_rule
     messages: list[Message] = []
     for stage_chunk in stage_chunks:
         for collective in _program_collectives(stage_chunk.program, run_config, *pass_options):
@@ -152,9 +152,9 @@ def rank_messages(
             )
         messages += _loss_messages(layout, stage_chunk, run_config)
         messages += _pipeline_messages(layout, stage_chunk, run_config, element_bytes)
-    messages += _tensor_group_messages(spec, layout, stage_chunks, extra_parts, gradients, element_bytes)
-    messages += _data_messages(layout, stage_chunks, extra_parts, gradients, element_bytes)
-    messages += _embedding_messages(spec, layout, stage_chunks, extra_parts, gradients, element_bytes)
+    messages += _tensor_group_messages(spec, layout, stage_chunks, extra_parts, gradient_rules, element_bytes)
+    messages += _data_messages(layout, stage_chunks, extra_parts, gradient_rules, element_bytes)
+    messages += _embedding_messages(spec, layout, stage_chunks, extra_parts, gradient_rules, element_bytes)
     return _merge_equal(messages)
 
 
@@ -240,7 +240,7 @@ def _tensor_group_messages(
     layout: Layout,
     stage_chunks: list[StageChunk],
     extra_parts: frozenset[str],
-    gradients: GradientRules,
+    gradient_rules: GradientRules,
     element_bytes: int,
 ) -> Iterator[Message]:
     """Yields all-reduces of the gradients of weights that all ranks of a tensor-parallel group store in full.
@@ -262,7 +262,7 @@ def _tensor_group_messages(
             and not weight_shard.is_expert
             and (layout.sequence_parallel or weight_shard.has_partial_gradient)
         ]
-        if gradients.reduces_in_one_buffer:
+        if gradient_rules.reduces_in_one_buffer:
             message_bytes = sum(weight_shard.element_count for weight_shard in partial_sum_shards) * FLOAT32_BYTES
             yield Message("tp", layout.tp, "all_reduce", message_bytes, 1)
             continue
@@ -275,7 +275,7 @@ def _data_messages(
     layout: Layout,
     stage_chunks: list[StageChunk],
     extra_parts: frozenset[str],
-    gradients: GradientRules,
+    gradient_rules: GradientRules,
     element_bytes: int,
 ) -> Iterator[Message]:
     """Returns messages of gradients and weights among ranks with equal weights; experts have separate groups."""
@@ -292,7 +292,7 @@ def _data_messages(
                 replica_group = ReplicaGroup(is_expert, ranks, 1)
                 if layout.zero:
                     replica_group = ReplicaGroup(is_expert, sharding_ranks, ranks // sharding_ranks)
-                yield from gradients.group_messages(
+                yield from gradient_rules.group_messages(
                     ReplicatedWeights(layout, stage_chunk, replicated_shards, replica_group, element_bytes)
                 )
 
@@ -350,17 +350,27 @@ def _embedding_messages(
     layout: Layout,
     stage_chunks: list[StageChunk],
     extra_parts: frozenset[str],
-    gradients: GradientRules,
+    gradient_rules: GradientRules,
     element_bytes: int,
 ) -> Iterator[Message]:
     """Yields all-reduces of the embedding's gradient between first and last stage, if both have the embedding."""
     is_tied = spec.tie_word_embeddings and spec.head.type == "lm"
     if layout.pp == 1 or not (is_tied or (spec.mtp is not None and MTP.name in extra_parts)):
         return
-    for chunk in stage_chunks:
-        if chunk.stage is not None and (chunk.stage.has_embedding or chunk.stage.has_head) and chunk.program.tables:
-            table = next(iter(chunk.program.tables.values()))
-            table_elements = table.input_axes[0].size * chunk.program.element_count(table.output_axes)
+    for stage_chunk in stage_chunks:
+        if (
+            stage_chunk.stage is not None
+            and (stage_chunk.stage.has_embedding or stage_chunk.stage.has_head)
+            and stage_chunk.program.tables
+        ):
+            embedding_table = next(iter(stage_chunk.program.tables.values()))
+            table_element_count = embedding_table.input_axes[0].size * stage_chunk.program.element_count(
+                embedding_table.output_axes
+            )
             yield Message(
-                "embedding", 2, "all_reduce", table_elements * gradients.gradient_element_bytes(element_bytes), 1
+                "embedding",
+                2,
+                "all_reduce",
+                table_element_count * gradient_rules.gradient_element_bytes(element_bytes),
+                1,
             )

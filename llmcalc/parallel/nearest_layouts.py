@@ -81,8 +81,8 @@ def nearest_layouts_text(
     accepted_layouts = (
         layout for layout in nearby_layouts if check_layout is None or _is_accepted_layout(layout, check_layout)
     )
-    suggestions = [_options_text(layout, layout_request.devices) for layout in islice(accepted_layouts, most_layouts)]
-    return f"nearest layouts: {'; '.join(suggestions)}" if suggestions else ""
+    option_texts = [_options_text(layout, layout_request.devices) for layout in islice(accepted_layouts, most_layouts)]
+    return f"nearest layouts: {'; '.join(option_texts)}" if option_texts else ""
 
 
 def _is_accepted_layout(layout: Layout, check_layout: Callable[[Layout], object]) -> bool:
@@ -101,7 +101,7 @@ def _options_text(layout: Layout, stated_devices: int | None) -> str:
 
 
 def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | None = None) -> Iterator[Layout]:
-    """Yields the layouts that the model can have, nearest first.
+    """Yields the possible layouts of the model, the nearest to the requested layout first.
 
     seq: tokens of a sequence, which ranks may divide; None (default) if unknown.
 
@@ -121,7 +121,7 @@ def nearest_layouts(spec: ModelSpec, layout_request: LayoutRequest, seq: int | N
 
 
 def _nearby_layouts(spec: ModelSpec, layout_request: LayoutRequest, layer_count: int) -> Iterator[tuple[float, Layout]]:
-    """Yields layouts with group sizes near the requested sizes, each with the distance."""
+    """Yields (distance from the requested layout, layout) for layouts with group sizes near the requested sizes."""
     expert_count = spec.routed_experts
     axes = model_axes(spec)
     requested_sizes = {option_name: getattr(layout_request, option_name) or 1 for option_name in GROUP_SIZES}
@@ -197,10 +197,18 @@ def _replica_counts(layout_request: LayoutRequest, dp: int, group_sizes: dict[st
     """
     replica_devices = group_sizes["tp"] * group_sizes["pp"] * group_sizes["cp"]
     if layout_request.devices is not None:
-        replicas = layout_request.devices // replica_devices
-        return {max(1, replicas)} if layout_request.devices % replica_devices == 0 else {max(1, replicas), replicas + 1}
-    least_replicas = group_sizes["ep"] * etp // gcd(group_sizes["ep"] * etp, group_sizes["tp"] * group_sizes["cp"])
-    return {dp, -(-dp // least_replicas) * least_replicas, max(1, dp // least_replicas) * least_replicas}
+        replica_count = layout_request.devices // replica_devices
+        return (
+            {max(1, replica_count)}
+            if layout_request.devices % replica_devices == 0
+            else {max(1, replica_count), replica_count + 1}
+        )
+    least_replica_count = group_sizes["ep"] * etp // gcd(group_sizes["ep"] * etp, group_sizes["tp"] * group_sizes["cp"])
+    return {
+        dp,
+        -(-dp // least_replica_count) * least_replica_count,
+        max(1, dp // least_replica_count) * least_replica_count,
+    }
 
 
 def _layout_of_sizes(

@@ -149,34 +149,38 @@ class PlacementTracker:
 
     def _run_items(self, program_items: Iterable[ProgramItem], module_path: str, repeat_count: Number) -> None:
         """Derives placements and messages of a module's operations, in order. repeat_count: runs of the module."""
-        for item in program_items:
-            if isinstance(item, AlternativeBranches):
-                self._run_items(next(iter(item.branches.values())).items, module_path, repeat_count)
+        for program_item in program_items:
+            if isinstance(program_item, AlternativeBranches):
+                self._run_items(next(iter(program_item.branches.values())).items, module_path, repeat_count)
                 continue
-            item_attributes = item.node_fields
+            item_attributes = program_item.node_fields
             if item_attributes.get("role") in UNEXECUTED_ROLES or (
                 item_attributes.get("optional") and item_attributes["optional"] not in self.included_parts
             ):
                 continue
-            item_path = f"{module_path}.{item.name}" if module_path and item.name else module_path or item.name
-            self.node_path, self.repeat_count = item_path or getattr(item, "verb", ""), repeat_count
-            if isinstance(item, Step):
-                self._run_step(item)
-                if item.verb not in VERBS_THAT_SAVE_NOTHING:
+            item_path = (
+                f"{module_path}.{program_item.name}"
+                if module_path and program_item.name
+                else module_path or program_item.name
+            )
+            self.node_path, self.repeat_count = item_path or getattr(program_item, "verb", ""), repeat_count
+            if isinstance(program_item, Step):
+                self._run_step(program_item)
+                if program_item.verb not in VERBS_THAT_SAVE_NOTHING:
                     self.messages_before_last_saved = len(self.messages)
                 continue
             scope_repeats, has_gradient = times(repeat_count, item_attributes.get("repeat", 1)), self.has_gradient
             self.has_gradient = has_gradient and item_attributes.get("role") != "no_grad"
-            if item.first_input is not None:
-                self._reduce_partial_sum(item.first_input)
+            if program_item.first_input is not None:
+                self._reduce_partial_sum(program_item.first_input)
             first_message_index = len(self.messages)
-            self._run_items(item.items, item_path, scope_repeats)
+            self._run_items(program_item.items, item_path, scope_repeats)
             self.has_gradient = has_gradient
             self.node_path, self.repeat_count = item_path, scope_repeats
-            if item.first_input is not None and item.output is not None:
-                self._reduce_partial_sum(item.output)
+            if program_item.first_input is not None and program_item.output is not None:
+                self._reduce_partial_sum(program_item.output)
             if item_attributes.get("kind") == "layer":
-                self._repeat_recomputed_messages(first_message_index, item)
+                self._repeat_recomputed_messages(first_message_index, program_item)
 
     def _repeat_recomputed_messages(self, first_message_index: int, layer: ModuleScope) -> None:
         """Adds the messages that a recomputed layer repeats before the backward pass.
@@ -219,16 +223,18 @@ class PlacementTracker:
         """
         if is_backward and not self.has_gradient:
             return
-        ranks = {"ep": self.layout.ep, "etp": self.layout.expert_tp, "cp": self.layout.cp}.get(
+        rank_count = {"ep": self.layout.ep, "etp": self.layout.expert_tp, "cp": self.layout.cp}.get(
             process_group, self.layout.tp
         )
         element_count = recorded_value.width if element_count is None else element_count
         message_bytes = self.run_config.rows(recorded_value.rows) * element_count * self.element_bytes
         if process_group == "etp" and self.default_placement == "rows":  # the tokens of all ranks that divide an expert
-            message_bytes = exact_div(message_bytes * ranks, self.layout.tp)
+            message_bytes = exact_div(message_bytes * rank_count, self.layout.tp)
         repetitions = times(self.repeat_count, message_count)
         self.messages.append(
-            Collective(self.node_path, collective_kind, process_group, ranks, is_backward, message_bytes, repetitions)
+            Collective(
+                self.node_path, collective_kind, process_group, rank_count, is_backward, message_bytes, repetitions
+            )
         )
 
     def _gather_whole_value(self, recorded_value: Value, process_group: ProcessGroup = "tp") -> None:
@@ -270,8 +276,8 @@ class PlacementTracker:
         """Assigns a placement to each output of an operation, and adds the operation's messages."""
         if operation.verb in ("hold", "keep", "cache", "mask", "enter", "leave") or not operation.output_values:
             return
-        output, weight = operation.output_values[0], operation.weight
-        is_output_divided = is_divided(output.axes)
+        output_value, weight = operation.output_values[0], operation.weight
+        is_output_divided = is_divided(output_value.axes)
         # a table has no input
         input_axes = (
             operation.input_values[0].axes if operation.input_values else () if weight is None else weight.input_axes
@@ -279,7 +285,7 @@ class PlacementTracker:
         has_weight_product = weight is not None and operation.verb in ("linear", "experts", "table", "conv")
         splits_channels = operation.verb == "conv" and is_output_divided
         if has_weight_product and is_divided(input_axes) and not splits_channels:
-            self.placements[id(output.storage)] = "partial"
+            self.placements[id(output_value.storage)] = "partial"
         elif is_output_divided:
             for recorded_value in operation.input_values:
                 self._gather_whole_value(recorded_value, "etp" if operation.verb == "experts" else "tp")
@@ -299,14 +305,16 @@ class PlacementTracker:
                 elements_per_row = (
                     elements_per_mean if operation.options["spec"].type == "rmsnorm" else 2 * elements_per_mean
                 )
-                self._add_message("all_reduce", output, is_backward=is_backward, element_count=elements_per_row)
+                self._add_message("all_reduce", output_value, is_backward=is_backward, element_count=elements_per_row)
         if self.layout.cp > 1:
             self._exchange_tokens(operation)
         if operation.verb in ("dispatch", "combine") and self.layout.ep > 1:
-            tokens = operation.output_values[0] if operation.verb == "dispatch" else operation.input_values[0]
+            token_value = operation.output_values[0] if operation.verb == "dispatch" else operation.input_values[0]
             token_ranks = self.layout.tp if self.default_placement == "rows" else 1  # each rank sends its own tokens
             for is_backward in (False, True):
-                self._add_message("all_to_all", tokens, "ep", is_backward, exact_div(tokens.width, token_ranks))
+                self._add_message(
+                    "all_to_all", token_value, "ep", is_backward, exact_div(token_value.width, token_ranks)
+                )
 
     def _exchange_tokens(self, operation: Step) -> None:
         """Adds the messages of context parallelism for an operation that reads all tokens of a sequence.
@@ -341,7 +349,7 @@ class PlacementTracker:
             recorded_value.width if recorded_value.unrepeated_value is None else recorded_value.unrepeated_value.width
             for recorded_value in (k, v)
         )
-        ranks, exchange_kind, row_value = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
+        rank_count, exchange_kind, row_value = self.layout.cp, self.layout.cp_comm, Value(q.rows, ())
         first_message_index = len(self.messages)
         if exchange_kind == "a2a":
             output_width = operation.output_values[0].width
@@ -350,13 +358,13 @@ class PlacementTracker:
                     self._add_message("all_to_all", row_value, "cp", is_backward, vector_width)
         elif exchange_kind == "allgather":
             for vector_width in (key_width, value_width):
-                self._add_message("all_gather", row_value, "cp", False, vector_width * ranks)
-                self._add_message("all_gather", row_value, "cp", True, vector_width * ranks)
-                self._add_message("reduce_scatter", row_value, "cp", True, vector_width * ranks)
+                self._add_message("all_gather", row_value, "cp", False, vector_width * rank_count)
+                self._add_message("all_gather", row_value, "cp", True, vector_width * rank_count)
+                self._add_message("reduce_scatter", row_value, "cp", True, vector_width * rank_count)
         else:
             for is_backward, pair_count in ((False, 1), (True, 2)):  # keys and values; then their gradients too
                 self._add_message(
-                    "send", row_value, "cp", is_backward, key_width + value_width, (ranks - 1) * pair_count
+                    "send", row_value, "cp", is_backward, key_width + value_width, (rank_count - 1) * pair_count
                 )
         if self.recompute.core and self.has_gradient:
             self.messages += [
@@ -378,7 +386,7 @@ class PlacementTracker:
         return [] if operation.verb == "state" else None
 
     def _inherit_placement(self, operation: Step) -> None:
-        """Gives an operation's result the placement of the inputs, if no axis is sharded.
+        """Sets the placement of an operation's outputs to that of its inputs, if no axis is sharded.
 
         Raises `InputError` for a step that needs the tokens of other ranks.
         """
@@ -403,8 +411,8 @@ class PlacementTracker:
         if operation.input_values and not all(
             is_divided(recorded_value.axes) for recorded_value in operation.input_values
         ):
-            for output in operation.output_values:
-                self.placements[id(output.storage)] = "rows" if row_values else "whole"
+            for output_value in operation.output_values:
+                self.placements[id(output_value.storage)] = "rows" if row_values else "whole"
 
 
 def _has_undivided_norm_groups(operation: Step) -> bool:

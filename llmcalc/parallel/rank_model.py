@@ -75,7 +75,9 @@ class RankModel(ModelSpec):
     @property
     def full_model(self) -> ModelSpec:
         """The spec of the full model, before ranks divide it."""
-        return ModelSpec.model_construct(**{name: getattr(self, name) for name in ModelSpec.model_fields})
+        return ModelSpec.model_construct(
+            **{field_name: getattr(self, field_name) for field_name in ModelSpec.model_fields}
+        )
 
     @property
     def _stage_of_rank(self) -> RankChunks | None:
@@ -103,8 +105,8 @@ class RankModel(ModelSpec):
             )
         )
 
-    def copied_parameters(self, extra_part_names: frozenset[str] = frozenset()) -> dict[str, Number]:
-        """Counts the rank's parameters that tensor parallelism replicates, by component."""
+    def replicated_parameters(self, extra_part_names: frozenset[str] = frozenset()) -> dict[str, Number]:
+        """Returns the number of the rank's parameters that tensor parallelism replicates, by component."""
         parameters_by_component: dict[str, Number] = {}
         for node_position, undivided_position in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
             if (
@@ -177,7 +179,9 @@ class SelectedRank(NamedTuple):
 
 def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:
     """Returns the model of one rank. Raises `InputError` on access to sizes that the layout does not divide."""
-    model = RankModel.model_construct(**{name: getattr(spec, name) for name in ModelSpec.model_fields})
+    model = RankModel.model_construct(
+        **{field_name: getattr(spec, field_name) for field_name in ModelSpec.model_fields}
+    )
     model._layout, model._rank, model._divided_model = layout, rank, spec
     return model
 
@@ -189,10 +193,15 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, rank_cost: Callable[[RankMode
     """
     models_by_counts: dict[tuple[Any, ...], RankModel] = {}
     for stage_index in range(layout.pp):
-        model = rank_model(spec, layout, layout.rank(pp=stage_index))
-        layer_counts = tuple(sum(index in model.chunks.layers for index in indices) for indices in _layer_indices(spec))
-        models_by_counts.setdefault((model.chunks.has_embedding, model.chunks.has_head, layer_counts), model)
-    return max(models_by_counts.values(), key=lambda model: (rank_cost(model), -model.rank))
+        stage_model = rank_model(spec, layout, layout.rank(pp=stage_index))
+        layer_counts = tuple(
+            sum(layer_index in stage_model.chunks.layers for layer_index in group_layer_indices)
+            for group_layer_indices in _layer_indices(spec)
+        )
+        models_by_counts.setdefault(
+            (stage_model.chunks.has_embedding, stage_model.chunks.has_head, layer_counts), stage_model
+        )
+    return max(models_by_counts.values(), key=lambda stage_model: (rank_cost(stage_model), -stage_model.rank))
 
 
 def _layer_indices(spec: ModelSpec) -> Iterator[Any]:
@@ -246,4 +255,4 @@ def _is_undivided(op: Op, undivided_op: Op) -> bool:
 
 
 def _op_fields(op: Op) -> dict[str, Any]:
-    return {field.name: getattr(op, field.name) for field in fields(op)}
+    return {op_field.name: getattr(op, op_field.name) for op_field in fields(op)}

@@ -312,11 +312,13 @@ class RankFlow(Flow):
 
     def _record_copy(self, table_weight: Weight) -> None:
         """Records in the program a pipeline stage's own copy of the embedding, before the module that reads it."""
-        scope = self.root.items[-1]
+        copy_scope = self.root.items[-1]
         scope_attributes = (
-            {} if isinstance(scope, AlternativeBranches) else {"optional": scope.node_fields.get("optional", "")}
+            {}
+            if isinstance(copy_scope, AlternativeBranches)
+            else {"optional": copy_scope.node_fields.get("optional", "")}
         )
-        op = ops.Embedding(table_weight.input_axes[0].size, self.element_count(table_weight.output_axes))
+        embedding_op = ops.Embedding(table_weight.input_axes[0].size, self.element_count(table_weight.output_axes))
         self.root.items.insert(
             -1,
             Step(
@@ -324,7 +326,7 @@ class RankFlow(Flow):
                 table_weight.name,
                 (),
                 (),
-                op,
+                embedding_op,
                 table_weight,
                 None,
                 {"kind": "embedding", **scope_attributes},
@@ -391,11 +393,11 @@ class RankFlow(Flow):
         """
         if self.stage is None or (self.stage.has_embedding and self.stage.has_head):
             return
-        layers_start, layers_end = self.layer_items.start, self.layer_items.stop
+        layers_start_index, layers_end_index = self.layer_items.start, self.layer_items.stop
         items_before_layers, layer_items, items_after_layers = (
-            self.root.items[:layers_start],
-            self.root.items[layers_start:layers_end],
-            self.root.items[layers_end:],
+            self.root.items[:layers_start_index],
+            self.root.items[layers_start_index:layers_end_index],
+            self.root.items[layers_end_index:],
         )
         tower_scopes = [
             scope_item
@@ -493,11 +495,11 @@ def model_axes(spec: ModelSpec) -> list[Axis]:
     program_root = spec.shared_program.root
     encoder_scopes = [scope for scope in program_root.scopes() if scope.node_fields.get("optional") == TOWERS.name]
     encoder_operations = {id(operation) for module_scope in encoder_scopes for operation in module_scope.steps()}
-    operations = (operation for operation in program_root.steps() if id(operation) not in encoder_operations)
+    main_operations = (operation for operation in program_root.steps() if id(operation) not in encoder_operations)
     return list(
         dict.fromkeys(
             axis
-            for operation in operations
+            for operation in main_operations
             for recorded_value in operation.output_values
             for axis in axes_with_concatenated_parts(recorded_value.axes)
         )
@@ -591,9 +593,9 @@ def check_experts(spec: ModelSpec, ep: int) -> None:
 
 def check_stages(spec: ModelSpec, pp: int) -> None:
     """Raises `ImpossibleLayout` for more pipeline stages than layers. pp: stages."""
-    layers = spec.layer_count
-    if pp > layers:
-        raise ImpossibleLayout(f"--pp {pp}: more stages than the {layers} layers")
+    layer_count = spec.layer_count
+    if pp > layer_count:
+        raise ImpossibleLayout(f"--pp {pp}: more stages than the {layer_count} layers")
 
 
 def no_pipeline_reason(spec: ModelSpec) -> str:

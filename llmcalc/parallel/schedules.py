@@ -96,11 +96,11 @@ class Pipeline:
             return self.ranks - 1 - rank if chunk_index else rank
         return chunk_index * self.ranks + rank
 
-    def rank_of(self, stage: int, micro_batch: int) -> int:
+    def rank_of(self, stage_index: int, micro_batch: int) -> int:
         """Returns the rank that runs a stage for a micro-batch."""
         if self.is_bidirectional:
-            return stage if 2 * micro_batch < self.micro_batches else self.ranks - 1 - stage
-        return stage % self.ranks
+            return stage_index if 2 * micro_batch < self.micro_batches else self.ranks - 1 - stage_index
+        return stage_index % self.ranks
 
     def in_flight(self, rank: int) -> Iterator[tuple[PassAction, InFlightCounts]]:
         """Yields every action of a rank, with the micro-batches in flight."""
@@ -129,21 +129,25 @@ class Pipeline:
         awaiting_backward = (1,) * self.chunk_count if awaiting_backward is None else awaiting_backward
         weights = awaiting_backward if weights is None else weights
         change_by_action: dict[tuple[str, int], int] = {}
-        for chunk_index, (weight, awaiting_weight_gradients) in enumerate(zip(awaiting_backward, weights, strict=True)):
+        for chunk_index, (chunk_weight, awaiting_weight_gradients) in enumerate(
+            zip(awaiting_backward, weights, strict=True)
+        ):
             change_by_action |= {
-                ("F", chunk_index): weight,
-                ("B", chunk_index): -weight,
-                ("I", chunk_index): awaiting_weight_gradients - weight,
+                ("F", chunk_index): chunk_weight,
+                ("B", chunk_index): -chunk_weight,
+                ("I", chunk_index): awaiting_weight_gradients - chunk_weight,
                 ("W", chunk_index): -awaiting_weight_gradients,
             }
         rank_passes = [action[:2] for action in self.actions_by_rank[rank]]
         weights_in_flight = list(accumulate(map(change_by_action.__getitem__, rank_passes)))
         peak_weight = max(weights_in_flight)
         pass_counts = Counter(rank_passes[: weights_in_flight.index(peak_weight) + 1])
-        chunks = range(self.chunk_count)
+        chunk_indices = range(self.chunk_count)
         return peak_weight, InFlightCounts(
-            tuple(pass_counts["F", index] - pass_counts["B", index] - pass_counts["I", index] for index in chunks),
-            tuple(pass_counts["I", chunk_index] - pass_counts["W", chunk_index] for chunk_index in chunks),
+            tuple(
+                pass_counts["F", index] - pass_counts["B", index] - pass_counts["I", index] for index in chunk_indices
+            ),
+            tuple(pass_counts["I", chunk_index] - pass_counts["W", chunk_index] for chunk_index in chunk_indices),
         )
 
 
@@ -164,24 +168,51 @@ def pipeline(layout: Layout, micro_batches: int, group_size: int | None = None) 
     Raises `InputError` for a number of micro-batches that the schedule does not take.
     """
     check_micro_batches(layout, micro_batches, group_size)
-    pp, vpp, m = layout.pp, layout.vpp, micro_batches
+    pp, vpp, micro_batch_count = layout.pp, layout.vpp, micro_batches
     schedule_name = effective_schedule(layout)
     if pp == 1:
-        return Pipeline(1, 1, m, (tuple(_alternating_passes(_passes_in_order("F", m), _passes_in_order("B", m), 0)),))
+        return Pipeline(
+            1,
+            1,
+            micro_batch_count,
+            (
+                tuple(
+                    _alternating_passes(
+                        _passes_in_order("F", micro_batch_count), _passes_in_order("B", micro_batch_count), 0
+                    )
+                ),
+            ),
+        )
     if schedule_name == "dualpipe":
-        return Pipeline(pp, 2, m, tuple(_dualpipe_actions(pp, m, rank) for rank in range(pp)), is_bidirectional=True)
+        return Pipeline(
+            pp,
+            2,
+            micro_batch_count,
+            tuple(_dualpipe_actions(pp, micro_batch_count, rank) for rank in range(pp)),
+            is_bidirectional=True,
+        )
     if schedule_name == "zb-h1":
-        return Pipeline(pp, 1, m, tuple(_zero_bubble_h1(pp, m, rank) for rank in range(pp)))
+        return Pipeline(
+            pp, 1, micro_batch_count, tuple(_zero_bubble_h1(pp, micro_batch_count, rank) for rank in range(pp))
+        )
     if schedule_name == "1f1b":
-        forward_passes, backward_passes = _passes_in_order("F", m), _passes_in_order("B", m)
+        forward_passes, backward_passes = (
+            _passes_in_order("F", micro_batch_count),
+            _passes_in_order("B", micro_batch_count),
+        )
         return Pipeline(
             pp,
             1,
-            m,
+            micro_batch_count,
             tuple(tuple(_alternating_passes(forward_passes, backward_passes, pp - 1 - rank)) for rank in range(pp)),
         )
     group_size = pp if group_size is None else group_size
-    return Pipeline(pp, vpp, m, tuple(interleaved_order(pp, vpp, m, group_size, rank) for rank in range(pp)))
+    return Pipeline(
+        pp,
+        vpp,
+        micro_batch_count,
+        tuple(interleaved_order(pp, vpp, micro_batch_count, group_size, rank) for rank in range(pp)),
+    )
 
 
 def check_micro_batches(layout: Layout, micro_batches: int, group_size: int | None = None) -> None:
@@ -195,12 +226,12 @@ def check_micro_batches(layout: Layout, micro_batches: int, group_size: int | No
         _check_interleaved(layout.pp, micro_batches, layout.pp if group_size is None else group_size)
 
 
-def torch_group_size(ranks: int, micro_batches: int) -> int:
+def torch_group_size(rank_count: int, micro_batches: int) -> int:
     """Returns the group size with which `pipeline` reproduces the order of torch's ScheduleInterleaved1F1B.
 
     torch makes as many groups as fit and asks that they are equal, so it also takes 10 micro-batches on 4 ranks.
     """
-    return micro_batches // max(1, micro_batches // ranks)
+    return micro_batches // max(1, micro_batches // rank_count)
 
 
 # --- orders -----------------------------------------------------------------------------------------------------------
@@ -223,11 +254,11 @@ def _alternating_passes(
     )
 
 
-def interleaved_order(ranks: int, chunk_count: int, micro_batches: int, group_size: int, rank: int) -> ActionOrder:
-    """Returns the order of a rank of an interleaved schedule."""
+def interleaved_order(rank_count: int, chunk_count: int, micro_batches: int, group_size: int, rank: int) -> ActionOrder:
+    """Returns the passes of one rank in the order of an interleaved schedule."""
     forward_passes = _interleaved_passes("F", chunk_count, micro_batches, group_size)
     backward_passes = _interleaved_passes("B", chunk_count, micro_batches, group_size)
-    warmup_count = (chunk_count - 1) * group_size + 2 * (ranks - 1 - rank)
+    warmup_count = (chunk_count - 1) * group_size + 2 * (rank_count - 1 - rank)
     return tuple(_alternating_passes(forward_passes, backward_passes, warmup_count))
 
 
@@ -243,16 +274,16 @@ def _interleaved_passes(pass_kind: PassKind, chunk_count: int, micro_batches: in
     ]
 
 
-def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
+def _check_interleaved(rank_count: int, micro_batches: int, group_size: int) -> None:
     """Raises `InputError` for micro-batch groups smaller than the number of pipeline ranks, as Megatron-LM does."""
-    if group_size < ranks <= micro_batches:
+    if group_size < rank_count <= micro_batches:
         raise InputError(
             f"--microbatch-group-size-per-virtual-pipeline-stage: {group_size}; expected at least as many as --pp "
-            f"{ranks}"
+            f"{rank_count}"
         )
-    group_size = max(group_size, ranks)
+    group_size = max(group_size, rank_count)
     remainder = micro_batches % group_size
-    if micro_batches < group_size or 0 < remainder < ranks:
+    if micro_batches < group_size or 0 < remainder < rank_count:
         next_multiple = micro_batches - remainder + group_size
         valid_counts_text = (
             f"{next_multiple - group_size} or {next_multiple}" if next_multiple > group_size else str(next_multiple)
@@ -265,30 +296,36 @@ def _check_interleaved(ranks: int, micro_batches: int, group_size: int) -> None:
 
 def _zero_bubble_h1(ranks: int, micro_batches: int, rank: int) -> ActionOrder:
     """Returns a rank's passes in the ZB-H1 schedule: 1F1B with weight-gradient passes delayed by `rank` passes."""
-    rank_count, m = ranks, micro_batches
-    warmup_count = min(rank_count - 1 - rank, m)
-    forward_passes, input_passes, weight_passes = (_passes_in_order(pass_kind, m) for pass_kind in ("F", "I", "W"))
+    rank_count, micro_batch_count = ranks, micro_batches
+    warmup_count = min(rank_count - 1 - rank, micro_batch_count)
+    forward_passes, input_passes, weight_passes = (
+        _passes_in_order(pass_kind, micro_batch_count) for pass_kind in ("F", "I", "W")
+    )
     rank_actions = forward_passes[:warmup_count]
-    for i in range(m):
-        rank_actions += forward_passes[warmup_count + i : warmup_count + i + 1]
-        rank_actions.append(input_passes[i])
-        if i >= rank:
-            rank_actions.append(weight_passes[i - rank])
-    return tuple(rank_actions + weight_passes[max(0, m - rank) :])
+    for pass_index in range(micro_batch_count):
+        rank_actions += forward_passes[warmup_count + pass_index : warmup_count + pass_index + 1]
+        rank_actions.append(input_passes[pass_index])
+        if pass_index >= rank:
+            rank_actions.append(weight_passes[pass_index - rank])
+    return tuple(rank_actions + weight_passes[max(0, micro_batch_count - rank) :])
 
 
-def _check_dualpipe(ranks: int, micro_batches: int) -> None:
+def _check_dualpipe(rank_count: int, micro_batches: int) -> None:
     """Raises `InputError` for numbers of ranks or micro-batches that `DualPipe.step` does not support."""
-    if micro_batches < 2 * ranks or micro_batches % 2:
+    if micro_batches < 2 * rank_count or micro_batches % 2:
         raise InputError(
             f"--num-microbatches: {micro_batches}; --schedule dualpipe takes an even number of at least twice --pp; "
-            f"expected {max(2 * ranks, micro_batches + micro_batches % 2)}, or another such number"
+            f"expected {max(2 * rank_count, micro_batches + micro_batches % 2)}, or another such number"
         )
 
 
-def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> ActionOrder:
+def _dualpipe_actions(rank_count: int, micro_batches: int, rank: int) -> ActionOrder:
     """Returns the actions of `DualPipe.step`'s eight phases. In direction 0 the rank is nearer to the entrance."""
-    half_ranks, distance_to_end, half_microbatches = ranks // 2, min(rank, ranks - 1 - rank), micro_batches // 2
+    half_ranks, distance_to_end, half_microbatches = (
+        rank_count // 2,
+        min(rank, rank_count - 1 - rank),
+        micro_batches // 2,
+    )
     distance_to_middle, is_middle = half_ranks - 1 - distance_to_end, distance_to_end == half_ranks - 1
     rank_actions: list[PassAction] = []
     counts_by_pass: Counter[tuple[PassKind, int]] = Counter()
@@ -318,7 +355,7 @@ def _dualpipe_actions(ranks: int, micro_batches: int, rank: int) -> ActionOrder:
         add_action("I", 1)
         rank_actions.append(delayed_actions.pop(0))
         add_action("F", 1)
-    for i in range(half_microbatches - ranks + distance_to_end + 1):  # step 4, the main one
+    for i in range(half_microbatches - rank_count + distance_to_end + 1):  # step 4, the main one
         if i == 0 and is_middle:  # "we don't overlap these two chunks to further reduce bubble size"
             add_action("F", 0)
             add_action("B", 1)
@@ -355,7 +392,7 @@ class PassDurations(NamedTuple):
     overlapped_time: float | None = None
 
     def duration(self, pass_kind: PassKind) -> float:
-        """Returns how long a pass of this kind through a chunk takes."""
+        """Returns the duration of a pass of this kind through a chunk."""
         input_duration, weight_duration = self.backward_inputs, self.backward_weights
         return {"F": self.forward, "B": input_duration + weight_duration, "I": input_duration, "W": weight_duration}[
             pass_kind
@@ -375,7 +412,7 @@ class ActionSpan(NamedTuple):
 
 
 class Deadlock(ValueError):
-    """Raised for a schedule with ranks that wait for each other forever, or with a repeated action."""
+    """The error raised for a schedule in which ranks wait for each other forever or an action is repeated."""
 
 
 @frozen
@@ -405,8 +442,8 @@ class Timetable:
     @property
     def idle_time(self) -> float:
         """Returns the average time during which a rank waits."""
-        ranks = self.pipeline.ranks
-        return self.total_time - sum(self.busy_time(rank) for rank in range(ranks)) / ranks
+        rank_count = self.pipeline.ranks
+        return self.total_time - sum(self.busy_time(rank) for rank in range(rank_count)) / rank_count
 
     @property
     def bubble(self) -> float:
@@ -430,9 +467,9 @@ def timetable(pipeline: Pipeline, pass_durations: PassDurations | None = None) -
     for rank, rank_actions in enumerate(pipeline.actions_by_rank):
         if len(simulation.spans_by_rank[rank]) < len(rank_actions):
             raise Deadlock(f"rank {rank} waits for ever to run {rank_actions[len(simulation.spans_by_rank[rank])]}")
-    outputs, gradients = tuple(simulation.sent_counts["F"]), tuple(simulation.sent_counts["B"])
+    outputs_sent, gradients_sent = tuple(simulation.sent_counts["F"]), tuple(simulation.sent_counts["B"])
     return Timetable(
-        pipeline, simulation.pass_durations, tuple(map(tuple, simulation.spans_by_rank)), outputs, gradients
+        pipeline, simulation.pass_durations, tuple(map(tuple, simulation.spans_by_rank)), outputs_sent, gradients_sent
     )
 
 
@@ -458,16 +495,16 @@ class _PipelineSimulation:
 
     def __init__(self, pipeline: Pipeline, pass_durations: PassDurations) -> None:
         self.pipeline, self.pass_durations = pipeline, pass_durations
-        ranks, self.micro_batches = pipeline.ranks, pipeline.micro_batches
+        rank_count, self.micro_batches = pipeline.ranks, pipeline.micro_batches
         self.last_stage = (pipeline.stages - 1) * self.micro_batches
         self.first_pass = [
             [pipeline.stage(rank, chunk_index) * self.micro_batches for chunk_index in range(pipeline.chunk_count)]
-            for rank in range(ranks)
+            for rank in range(rank_count)
         ]
         self.durations = {pass_kind: pass_durations.duration(pass_kind) for pass_kind in get_args(PassKind)}
-        self.spans_by_rank: list[list[ActionSpan]] = [[] for _ in range(ranks)]
-        self.sent_counts: dict[PassKind, list[int]] = {"F": [0] * ranks, "B": [0] * ranks}
-        self.ready_ranks, self.free_times = list(range(ranks)), [0.0] * ranks
+        self.spans_by_rank: list[list[ActionSpan]] = [[] for _ in range(rank_count)]
+        self.sent_counts: dict[PassKind, list[int]] = {"F": [0] * rank_count, "B": [0] * rank_count}
+        self.ready_ranks, self.free_times = list(range(rank_count)), [0.0] * rank_count
         self.end_times: dict[StagePass, float] = {}
         self.arrival_times: dict[StagePass, float] = {}
         self.waiting_ranks: dict[StagePass, int] = {}
@@ -495,7 +532,7 @@ class _PipelineSimulation:
             next_index += len(overlapped_actions)
 
     def awaited_pass(self, action: PassAction, rank: int) -> tuple[StagePass, float | None]:
-        """Returns the pass whose result an action needs, and when the result arrives at the rank (None if unknown)."""
+        """Returns the pass whose result an action needs, and the time when the result arrives (None if unknown)."""
         pass_kind, first_pass = action.pass_kind, self.first_pass[rank][action.chunk_index]
         pass_index = first_pass + action.micro_batch
         required_pass: StagePass

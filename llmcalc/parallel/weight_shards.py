@@ -61,41 +61,47 @@ def _weight_shards(
     has_expert_groups: bool,
 ) -> Iterator[WeightShard]:
     """Yields the parameters of a program's modules. has_expert_groups: whether experts have separate replica groups."""
-    for item in program_items:
-        if isinstance(item, AlternativeBranches):
+    for program_item in program_items:
+        if isinstance(program_item, AlternativeBranches):
             yield from _weight_shards(
-                next(iter(item.branches.values())).items,
+                next(iter(program_item.branches.values())).items,
                 module_path,
                 module_count,
                 extra_part_names,
                 has_expert_groups,
             )
             continue
-        item_attributes = item.node_fields
+        item_attributes = program_item.node_fields
         optional_part = item_attributes.get("optional")
         if item_attributes.get("role") == "shared" or (optional_part and optional_part not in extra_part_names):
             continue
         layer_indices = item_attributes.get("indices")
         layer_indices = tuple(layer_indices) if isinstance(layer_indices, list) else layer_indices
-        child_path = (*module_path, (item.name, layer_indices)) if item.name else module_path
-        if not isinstance(item, Step):
+        child_path = (*module_path, (program_item.name, layer_indices)) if program_item.name else module_path
+        if not isinstance(program_item, Step):
             yield from _weight_shards(
-                item.items,
+                program_item.items,
                 child_path,
                 times(module_count, item_attributes.get("repeat", 1)),
                 extra_part_names,
                 has_expert_groups,
             )
-        elif item.op is not None and "params" in item.op.effects:
-            is_expert = has_expert_groups and item.verb == "experts" and item.options["experts"].name == "experts"
-            is_head_norm = (
-                item.verb == "norm" and is_divided(item.input_values[0].axes) and not is_divided(item.options["over"])
+        elif program_item.op is not None and "params" in program_item.op.effects:
+            is_expert = (
+                has_expert_groups
+                and program_item.verb == "experts"
+                and program_item.options["experts"].name == "experts"
             )
-            for tensor in item.op.tensors():  # type: ignore[attr-defined]
+            is_head_norm = (
+                program_item.verb == "norm"
+                and is_divided(program_item.input_values[0].axes)
+                and not is_divided(program_item.options["over"])
+            )
+            for tensor in program_item.op.tensors():  # type: ignore[attr-defined]
                 yield WeightShard(child_path, tensor, module_count, is_expert, is_head_norm)
 
 
-def shard_rows(row_count: int, ranks: int, rank_index: int) -> int:
-    """Returns the number of rows on rank `rank_index` of `ranks`: equal parts, rounded up; the last may be shorter."""
-    rows_per_rank: int = ceil_div(row_count, ranks)
+def shard_rows(row_count: int, rank_count: int, rank_index: int) -> int:
+    """Returns the number of rows on rank `rank_index` of `rank_count`: equal parts, the last may be shorter."""
+    rows_per_rank: int = ceil_div(row_count, rank_count)
     return max(0, min(rows_per_rank, row_count - rows_per_rank * rank_index))

@@ -63,29 +63,34 @@ def ask_compare(
     from ..studies.compare import quantities_of_model, sort_order
 
     # the same for all
-    tokens = min(default_sequence_tokens(preset.model) for preset, _ in compared_models) if seq is None else seq
+    sequence_tokens = (
+        min(default_sequence_tokens(preset.model) for preset, _ in compared_models) if seq is None else seq
+    )
     if users is not None and hardware is None:
         raise InputError("--users: is of the time of a token; expected --hardware too")
     decoding_load = None if hardware is None else DecodingLoad(hardware.title, users or 1)
     compared_quantities = []
     for preset, parameter_count in compared_models:
         with target_in_errors(preset):
-            model_quantities = quantities_of_model(preset.model, tokens, kv_dtype, parameter_count)
+            model_quantities = quantities_of_model(preset.model, sequence_tokens, kv_dtype, parameter_count)
             if hardware is not None:
                 model_quantities = replace(
-                    model_quantities, decoding=_decoding_time(preset, hardware, users or 1, tokens, kv_dtype)
+                    model_quantities, decoding=_decoding_time(preset, hardware, users or 1, sequence_tokens, kv_dtype)
                 )
             compared_quantities.append(model_quantities)
     sorted_models = [
-        (compared_models[index][0], compared_quantities[index]) for index in sort_order(compared_quantities, sort_key)
+        (compared_models[model_index][0], compared_quantities[model_index])
+        for model_index in sort_order(compared_quantities, sort_key)
     ]
     return ReportedAnswer(tuple(sorted_models), lambda: report(sorted_models, layout, decoding_load=decoding_load))
 
 
-def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:
+def _decoding_time(
+    preset: Preset, hardware: Hardware, users: int, sequence_tokens: int, kv_dtype: str
+) -> TimedRun | None:
     """Returns the timed decoding of all users; None for a model without tokens, or if weights and cache do not fit.
 
-    tokens: of each sequence in the cache.
+    sequence_tokens: of each sequence in the cache.
     """
     from ..device_memory.settings import settings_of
     from .runs import RunQuestion
@@ -94,7 +99,7 @@ def _decoding_time(preset: Preset, hardware: Hardware, users: int, tokens: int, 
 
     if preset.model.model_without_tokens:
         return None
-    settings = settings_of(phase="decode", batch=users, seq=tokens, kv_dtype=kv_dtype)
+    settings = settings_of(phase="decode", batch=users, seq=sequence_tokens, kv_dtype=kv_dtype)
     decoding_run = timed_run(RunQuestion(preset=preset, settings=settings, accelerators=(hardware,)), TimeOptions())
     return decoding_run if decoding_run.fits else None
 
@@ -151,9 +156,9 @@ class ShapeQuestion:
             model_family = build_family(
                 preset.model, self.head_dim, kv_ratio, ffn_ratio, _parse_count(self.vocab, "--vocab"), self.tie
             )
-            budget = budget_for(target_model, *budget_options, seq)
+            cost_budget = budget_for(target_model, *budget_options, seq)
             matching_shapes = find_shapes(
-                model_family, budget, target_model, self.rows, self.tolerance, seq, self.kv_dtype
+                model_family, cost_budget, target_model, self.rows, self.tolerance, seq, self.kv_dtype
             )
         return ReportedAnswer(
             matching_shapes,

@@ -64,9 +64,11 @@ def _refuse_inference_settings(phase: str, is_setting_given: Callable[[str], boo
 def _training_cost(
     run_question: RunQuestion, options: CostOptions, watts: float | None, hourly_price: float | None
 ) -> RunCost:
-    for field in ("input", "output", "concurrency", "engine"):
-        if getattr(options, field) is not None:
-            raise InputError(f"{option(field)}: is of --requests; expected --requests in place of --tokens, or neither")
+    for serving_option in ("input", "output", "concurrency", "engine"):
+        if getattr(options, serving_option) is not None:
+            raise InputError(
+                f"{option(serving_option)}: is of --requests; expected --requests in place of --tokens, or neither"
+            )
     if run_question.layout.devices is None:
         return _cost_on_fewest_devices(run_question, options, watts, hourly_price)
     devices = run_question.layout.devices
@@ -75,13 +77,13 @@ def _training_cost(
     assert run_question.settings.seq is not None
     spec, settings = run_question.preset.model, run_question.settings
     has_usual_steps = is_pretraining(spec, settings.lora_rank)
-    batch = options.global_batch or (
+    global_batch = options.global_batch or (
         usual_batch(run_question.settings.seq, devices, run_question.preset.training.step_tokens)
         if has_usual_steps
         else default_batch(run_question.settings.seq, devices, settings.batch or 1)
     )
-    assumed_options += [] if options.global_batch is not None else [f"--global-batch {batch}"]
-    step_tokens = batch * run_question.settings.seq
+    assumed_options += [] if options.global_batch is not None else [f"--global-batch {global_batch}"]
+    step_tokens = global_batch * run_question.settings.seq
     step_count = -(-options.tokens // step_tokens)
     estimate_fields: dict[str, Any] = {"is_measured": True}
     if options.step is not None:
@@ -89,16 +91,16 @@ def _training_cost(
         run_seconds = step_seconds.scaled_by(step_count)
     else:
         time_options = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)
-        plan = fastest_plan(run_question, time_options, batch)
-        seconds = plan.step_time_range(plan.ranked_layouts.fitting_candidates[0])
-        assert seconds is not None
-        assert plan.training_times is not None
-        step_seconds = seconds.amount
+        layout_plan = fastest_plan(run_question, time_options, global_batch)
+        step_time_range = layout_plan.step_time_range(layout_plan.ranked_layouts.fitting_candidates[0])
+        assert step_time_range is not None
+        assert layout_plan.training_times is not None
+        step_seconds = step_time_range.amount
         estimate_fields = {
-            "time_range": seconds,
-            "stack_title": plan.training_times.stack.title,
-            "plan": plan,
-            "options_added_by_plan": " ".join(options_added_by_plan(run_question, plan).values())
+            "time_range": step_time_range,
+            "stack_title": layout_plan.training_times.stack.title,
+            "plan": layout_plan,
+            "options_added_by_plan": " ".join(options_added_by_plan(run_question, layout_plan).values())
             if run_question.layout.has_all_sizes
             else "",
         }
@@ -110,7 +112,7 @@ def _training_cost(
         step_seconds=step_seconds,
         step_tokens=step_tokens,
         published_step_tokens=run_question.preset.training.step_tokens,
-        step_sequences=batch,
+        step_sequences=global_batch,
         assumed_options=tuple(assumed_options),
         is_pretraining=has_usual_steps,
         **estimate_fields,
@@ -135,13 +137,13 @@ def _cost_on_fewest_devices(
     assert hardware is not None
     question_with_step, _ = _with_usual_step_tokens(run_question)
     state_bytes = question_with_step.memory_on_one_device().states.total_bytes
-    devices = (layout.tp or 1) * (layout.pp or 1) * (layout.cp or 1) * (layout.dp or layout.fsdp or 1)
-    while devices * hardware.capacity_bytes < state_bytes:
-        devices *= 2
-    tried_devices = [devices << doubling for doubling in range(MAX_DOUBLINGS + 1)]
+    first_device_count = (layout.tp or 1) * (layout.pp or 1) * (layout.cp or 1) * (layout.dp or layout.fsdp or 1)
+    while first_device_count * hardware.capacity_bytes < state_bytes:
+        first_device_count *= 2
+    tried_device_counts = [first_device_count << doubling_count for doubling_count in range(MAX_DOUBLINGS + 1)]
     error_on_fewer_devices = ""
-    for devices in tried_devices:
-        run_on_devices = replace(run_question, layout=replace(layout, devices=devices))
+    for first_device_count in tried_device_counts:
+        run_on_devices = replace(run_question, layout=replace(layout, devices=first_device_count))
         try:
             run_cost = _training_cost(run_on_devices, options, watts, hourly_price)
             break
@@ -149,12 +151,14 @@ def _cost_on_fewest_devices(
             if str(error) == error_on_fewer_devices:
                 raise  # the number of devices is not what is wrong
             error_on_fewer_devices = str(error)
-            if devices == tried_devices[-1]:
+            if first_device_count == tried_device_counts[-1]:
                 raise InputError(
-                    f"{error} (--devices is missing: {tried_devices[0]} to {devices} were tried)"
+                    f"{error} (--devices is missing: {tried_device_counts[0]} to {first_device_count} were tried)"
                 ) from None
     return replace(
-        run_cost, assumed_options=(f"--devices {devices}", *run_cost.assumed_options), has_assumed_devices=True
+        run_cost,
+        assumed_options=(f"--devices {first_device_count}", *run_cost.assumed_options),
+        has_assumed_devices=True,
     )
 
 
@@ -183,7 +187,7 @@ def _serving_cost(
     for field_name in ("step", "global_batch", "overlap"):
         if getattr(options, field_name) is not None:
             raise InputError(f"{option(field_name)}: is of training; expected --tokens in place of --requests")
-    options, assumed_options, origin = with_assumed_request_tokens(run_question.preset, options)
+    options, assumed_options, assumption_origin = with_assumed_request_tokens(run_question.preset, options)
     assert options.input is not None
     assert options.output is not None
     assert options.requests is not None
@@ -225,9 +229,9 @@ def _serving_cost(
     if load_point.concurrency > options.requests:  # no more requests at a time than there are
         limited_options = replace(options, concurrency=options.requests)
         run_cost = _serving_cost(run_question, limited_options, watts, hourly_price)
-        return replace(run_cost, assumed_options=tuple(assumed_options), assumed_request_origin=origin)
-    seconds = load_point.end_to_end_seconds.scaled_by(options.requests / load_point.concurrency)
-    cost = Cost(seconds, load_point.devices, watts, hourly_price)
+        return replace(run_cost, assumed_options=tuple(assumed_options), assumed_request_origin=assumption_origin)
+    run_seconds = load_point.end_to_end_seconds.scaled_by(options.requests / load_point.concurrency)
+    cost = Cost(run_seconds, load_point.devices, watts, hourly_price)
     chosen_server = studied_servers.servers[studied_servers.chosen_server.server_index]
     return RunCost(
         cost,
@@ -237,5 +241,5 @@ def _serving_cost(
         server=chosen_server,
         load_point=load_point,
         assumed_options=tuple(assumed_options),
-        assumed_request_origin=origin,
+        assumed_request_origin=assumption_origin,
     )

@@ -70,18 +70,18 @@ class ParamsQuestion:
         )
         parameter_count = params(preset.model if selected_rank is None else selected_rank.model, self.include)
         return Params.of_result(
-            parameter_count, preset=preset, share=selected_rank, draft=_draft_of_target(preset, self.draft)
+            parameter_count, preset=preset, share=selected_rank, draft=_draft_costs_of_target(preset, self.draft)
         )
 
 
 def _selected_rank(
-    rank: RankRequest | None, spec: ModelSpec, rank_cost: Callable[[Any], int], cost_verb: str
+    rank_request: RankRequest | None, spec: ModelSpec, rank_cost: Callable[[Any], int], cost_verb: str
 ) -> SelectedRank | None:
     """Returns the model of the requested rank; None without a request. Other arguments: as in `selected_rank`."""
-    return None if rank is None else rank.selected_rank(spec, rank_cost, cost_verb)
+    return None if rank_request is None else rank_request.selected_rank(spec, rank_cost, cost_verb)
 
 
-def _draft_of_target(target_preset: Preset, draft_preset: Preset | None, **pass_fields: Any) -> DraftCosts | None:
+def _draft_costs_of_target(target_preset: Preset, draft_preset: Preset | None, **pass_fields: Any) -> DraftCosts | None:
     """Returns the costs of a target model's draft; None without a draft. pass_fields: as in `draft_costs`."""
     if draft_preset is None:
         return None
@@ -99,21 +99,21 @@ def _encoded_inputs(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs
     return encoded_inputs(preset.model, inputs, batch)
 
 
-def _check_image_options(inputs: Inputs, rank: RankRequest | None) -> None:
+def _check_image_options(inputs: Inputs, rank_request: RankRequest | None) -> None:
     """Raises `InputError` for a number of images without a size, and for images with one rank of a layout."""
     inputs.check()
-    if inputs.has_inputs and rank is not None and rank.has_options:
+    if inputs.has_inputs and rank_request is not None and rank_request.has_options:
         raise InputError(f"{inputs.option}: encoders are counted beside a whole model; expected no layout")
 
 
-def _refuse_rank_of_draft(draft_preset: Preset | None, rank: RankRequest | None) -> None:
+def _refuse_rank_of_draft(draft_preset: Preset | None, rank_request: RankRequest | None) -> None:
     """Raises `InputError` for a draft model in a question about one rank of a layout."""
-    if draft_preset is not None and rank is not None and rank.has_options:
+    if draft_preset is not None and rank_request is not None and rank_request.has_options:
         raise InputError("--draft: counts a whole draft beside a whole model; expected no layout")
 
 
 def params_of_file(
-    target: str, measures_class: bool, *, has_changed_model: bool, rank: RankRequest | None = None
+    target: str, measures_class: bool, *, has_changed_model: bool, rank_request: RankRequest | None = None
 ) -> StoredParams | MeasuredParams | None:
     """Counts parameters in a checkpoint's header or, with `measures_class`, in a transformers class.
 
@@ -124,14 +124,14 @@ def params_of_file(
     if measures_class:
         if has_changed_model:
             raise _refused_options_error("--measure: builds the class as the config says")
-        if rank is not None and rank.has_options:
+        if rank_request is not None and rank_request.has_options:
             raise InputError("--measure: counts a whole class; expected no layout")
         return _measure_params(target)
     if not is_checkpoint(Path(target)):
         return None
     if has_changed_model:
         raise _refused_options_error(f"{target}: a checkpoint's header is counted as it is")
-    if rank is not None and rank.has_options:
+    if rank_request is not None and rank_request.has_options:
         raise InputError(f"{target}: a checkpoint's header is counted as it is; expected no layout")
     from ..reports.checkpoint import StoredParams
     from ..sources.target import read_checkpoint_of_target
@@ -149,11 +149,11 @@ def _measure_params(target: str) -> MeasuredParams:
     from ..sources.hub import fetch_config
     from ..witnesses.measured_modules import measure_config
 
-    path = Path(target)
-    if not path.exists() and is_hub_id(target):
-        path = fetch_config(target)
-    config_path = path / "config.json" if path.is_dir() else path
-    return MeasuredParams(path.name if path.is_dir() else target, *measure_config(config_path))
+    target_path = Path(target)
+    if not target_path.exists() and is_hub_id(target):
+        target_path = fetch_config(target)
+    config_path = target_path / "config.json" if target_path.is_dir() else target_path
+    return MeasuredParams(target_path.name if target_path.is_dir() else target, *measure_config(config_path))
 
 
 @frozen
@@ -194,9 +194,9 @@ class FlopsQuestion:
             )
         if self.draft is not None and (self._is_measured or self.phase == "training"):
             raise InputError("--draft: drafts tokens in inference; expected --phase forward, prefill or decode")
-        for option, is_typed in (("--conventions", self.conventions), ("--tokens-per-second", self._is_measured)):
+        for option_name, is_typed in (("--conventions", self.conventions), ("--tokens-per-second", self._is_measured)):
             if is_typed and self.rank is not None and self.rank.has_options:
-                raise InputError(f"{option}: rules of thumb count whole models; expected no layout")
+                raise InputError(f"{option_name}: rules of thumb count whole models; expected no layout")
 
     @property
     def _is_measured(self) -> bool:
@@ -227,8 +227,8 @@ class FlopsQuestion:
         from ..costs.flops import flops
         from ..reports.flops import Flops
 
-        inputs = _encoded_inputs(preset, self.inputs, self.batch)
-        added_tokens = 0 if inputs is None else inputs.added_tokens
+        encoded_inputs = _encoded_inputs(preset, self.inputs, self.batch)
+        added_tokens = 0 if encoded_inputs is None else encoded_inputs.added_tokens
         run_config = self._run_config(preset, self.attn_implementation, self.recompute, added_tokens)
         if added_tokens:
             lengthened_field = "context" if run_config.phase == "decode" else "seq"
@@ -239,7 +239,7 @@ class FlopsQuestion:
             self.rank, preset.model, lambda model: flops(model, run_config, self.include).total, "computes"
         )
         if selected_rank is None:
-            flop_count = flops(preset.model, run_config, self.include, inputs)
+            flop_count = flops(preset.model, run_config, self.include, encoded_inputs)
         else:
             flop_count = flops(selected_rank.model, selected_rank.run_config(run_config), self.include)
         if self.measured is not None and self.measured.has_rate:
@@ -248,14 +248,14 @@ class FlopsQuestion:
                 flop_count, preset=preset, utilization=self.measured.compare(model_flop_count, flop_count)
             )
         workload = run_config.workload
-        draft = _draft_of_target(
+        draft_costs = _draft_costs_of_target(
             preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run_config
         )
         if not self.conventions:
-            return Flops.of_result(flop_count, preset=preset, share=selected_rank, draft=draft)
+            return Flops.of_result(flop_count, preset=preset, share=selected_rank, draft=draft_costs)
         from ..studies.flop_rules import flop_rules_for
 
-        return Flops.of_result(flop_count, preset=preset, rules=tuple(flop_rules_for(flop_count)), draft=draft)
+        return Flops.of_result(flop_count, preset=preset, rules=tuple(flop_rules_for(flop_count)), draft=draft_costs)
 
 
 @frozen
@@ -287,20 +287,22 @@ class CacheQuestion:
         from ..costs.context_length import default_context_tokens
         from ..reports.kv import Cache
 
-        inputs, seq = _encoded_inputs(preset, self.inputs, self.batch), self.seq
-        if inputs is not None:
-            text_tokens = default_context_tokens(preset.model, added_tokens=inputs.added_tokens) if seq is None else seq
-            seq = text_tokens + inputs.added_tokens
+        encoded_inputs, seq = _encoded_inputs(preset, self.inputs, self.batch), self.seq
+        if encoded_inputs is not None:
+            text_tokens = (
+                default_context_tokens(preset.model, added_tokens=encoded_inputs.added_tokens) if seq is None else seq
+            )
+            seq = text_tokens + encoded_inputs.added_tokens
 
         def cache(model: ModelSpec | RankModel) -> CacheSize:
-            return kv(model, self.batch, seq, self.kv_dtype, self.source, inputs)
+            return kv(model, self.batch, seq, self.kv_dtype, self.source, encoded_inputs)
 
         selected_rank = _selected_rank(self.rank, preset.model, lambda model: cache(model).bytes, "caches")
         cache_size = cache(preset.model if selected_rank is None else selected_rank.model)
         workload = cache_size.workload
         sequence_fields = {"batch": workload.batch, "seq": workload.seq, "kv_dtype": self.kv_dtype}
-        draft = _draft_of_target(preset, self.draft, **sequence_fields)
-        return Cache.of_result(cache_size, preset=preset, share=selected_rank, draft=draft)
+        draft_costs = _draft_costs_of_target(preset, self.draft, **sequence_fields)
+        return Cache.of_result(cache_size, preset=preset, share=selected_rank, draft=draft_costs)
 
 
 QUANTITIES_BY_SETTING = {
@@ -351,14 +353,16 @@ class ExplainQuestion:
             raise InputError("--bibtex: adds entries to LaTeX; expected --latex too")
         for setting_name, explained_quantities in QUANTITIES_BY_SETTING.items():
             if getattr(self, setting_name) is not None and self.quantity not in explained_quantities:
-                option, quantities_text = f"--{setting_name.replace('_', '-')}", " and ".join(explained_quantities)
+                option_name, quantities_text = f"--{setting_name.replace('_', '-')}", " and ".join(explained_quantities)
                 raise InputError(
-                    f"{option}: only applies to {quantities_text}; expected --quantity {explained_quantities[0]} too"
+                    f"{option_name}: only applies to {quantities_text}; expected --quantity "
+                    f"{explained_quantities[0]} too"
                 )
         if self.quantity in ("activations", "time") and self.rank is not None and self.rank.has_options:
-            command = {"activations": "memory", "time": "time"}[self.quantity]
+            command_name = {"activations": "memory", "time": "time"}[self.quantity]
             raise InputError(
-                f"--quantity {self.quantity}: counts one device; expected no layout (llmcalc {command} counts every "
+                f"--quantity {self.quantity}: counts one device; expected no layout (llmcalc {command_name} "
+                f"counts every "
                 "rank)"
             )
         if self.quantity == "time" and self.hardware is None:
@@ -377,8 +381,8 @@ class ExplainQuestion:
         from ..symbolic.formulas import FormulaSetting, TrainingSetting
         from ..symbolic.symbolic_model import has_sympy, missing_sympy_error
 
-        latex = self.latex
-        if latex and not has_sympy():
+        is_latex = self.latex
+        if is_latex and not has_sympy():
             raise missing_sympy_error("--latex")
         spec, quantity = preset.model, self.quantity
         seq = default_sequence_tokens(spec) if self.seq is None else self.seq
@@ -402,9 +406,14 @@ class ExplainQuestion:
                 self.include,
             )
         built_report = report(
-            preset, explanation, latex, as_records=has_raw_values, with_bibtex=self.bibtex, selected_rank=selected_rank
+            preset,
+            explanation,
+            is_latex,
+            as_records=has_raw_values,
+            with_bibtex=self.bibtex,
+            selected_rank=selected_rank,
         )
-        if quantity == "kv" and self.node is None and not latex:
+        if quantity == "kv" and self.node is None and not is_latex:
             counted_model = spec if selected_rank is None else selected_rank.model
             built_report = built_report.with_document_entry(*self._cache_key_bytes_and_note(counted_model, seq))
         return ReportedAnswer(explanation, lambda: built_report)
@@ -414,13 +423,16 @@ class ExplainQuestion:
         from ..costs.cache import kv
         from ..units import memory_scale
 
-        cache = kv(model, 1, seq, self.kv_dtype)
-        byte_scale = memory_scale(cache.bytes)
-        limit_text = "" if cache.bytes == cache.bytes_per_token * seq else ", where windows or states end its growth"
+        cache_size = kv(model, 1, seq, self.kv_dtype)
+        byte_scale = memory_scale(cache_size.bytes)
+        limit_text = (
+            "" if cache_size.bytes == cache_size.bytes_per_token * seq else ", where windows or states end its growth"
+        )
         return (
             "kv_bytes",
-            cache.bytes,
-            f"a sequence of {seq:,} tokens has {byte_scale.write(cache.bytes)} {byte_scale.name} of cache{limit_text}",
+            cache_size.bytes,
+            f"a sequence of {seq:,} tokens has {byte_scale.write(cache_size.bytes)} {byte_scale.name} of "
+            f"cache{limit_text}",
         )
 
     def _time_answer(self, preset: Preset, seq: int) -> ReportedAnswer:

@@ -79,12 +79,12 @@ def model_pairs_to_compare(
     model_paths = [Path(model_target) for model_target in model_targets]
     skip_reasons = {path: _skip_reason(path, commit) for path in model_paths} if models_only else {}
     skipped_files = {path: skip_reason for path, skip_reason in skip_reasons.items() if skip_reason}
-    pairs = [
+    model_pairs = [
         _versions_of_file(path, commit, read_model, head_choice, allow_unknown)
         for path in model_paths
         if path not in skipped_files
     ]
-    return ModelPairs(pairs, skipped_files)
+    return ModelPairs(model_pairs, skipped_files)
 
 
 def ask_diff(compared_changes: ModelPairs, seq: int | None = None, kv_dtype: str = "bfloat16") -> ReportedAnswer:
@@ -92,16 +92,18 @@ def ask_diff(compared_changes: ModelPairs, seq: int | None = None, kv_dtype: str
 
     seq: tokens per sequence; default the shorter context length of a pair.
     """
-    differences, reports = [], []
+    model_differences, reports = [], []
     for earlier_preset, later_preset, pair_title, unread_reason in compared_changes.pairs:
         with target_in_errors(later_preset or earlier_preset):
             compared_presets = [preset for preset in (earlier_preset, later_preset) if preset is not None]
-            tokens = min(default_context_tokens(preset.model) for preset in compared_presets) if seq is None else seq
-            differences.append(diff(earlier_preset, later_preset, tokens, kv_dtype))
-            reports.append(report(differences[-1], pair_title, unread_reason))
+            sequence_tokens = (
+                min(default_context_tokens(preset.model) for preset in compared_presets) if seq is None else seq
+            )
+            model_differences.append(diff(earlier_preset, later_preset, sequence_tokens, kv_dtype))
+            reports.append(report(model_differences[-1], pair_title, unread_reason))
     if compared_changes.skip_reasons:
         reports.append(skipped_files_report(compared_changes.skip_reasons))
-    return ReportedAnswer(tuple(differences), lambda: join_reports(reports))
+    return ReportedAnswer(tuple(model_differences), lambda: join_reports(reports))
 
 
 def _skip_reason(path: Path, commit: str) -> str:
@@ -158,5 +160,5 @@ def _versions_of_file(
         unread_reason = str(error)
     if earlier_model is None and current_model is None:
         raise InputError(f"{path}: exists neither here nor in {commit}; expected a config.json or a .toml description")
-    title = f"{path} since {commit[:SHORT_COMMIT_DIGITS] if COMMIT_HASH.fullmatch(commit) else commit}"
-    return ModelPair(earlier_model, current_model, title, unread_reason)
+    pair_title = f"{path} since {commit[:SHORT_COMMIT_DIGITS] if COMMIT_HASH.fullmatch(commit) else commit}"
+    return ModelPair(earlier_model, current_model, pair_title, unread_reason)

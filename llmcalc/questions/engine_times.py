@@ -46,7 +46,7 @@ def decoded_token_time(
     cache_fields = (engine.field_of_option("--kv-dtype"), *CACHE_FORMAT_SETTINGS)
     cache_formats = {str(settings[field_name]) for field_name in cache_fields if field_name in settings} or {"auto"}
     is_untimed = settings.get("quantization", "none") != "none" or any(
-        word in field_name for field_name in settings for word in ("speculative", "draft")
+        field_word in field_name for field_name in settings for field_word in ("speculative", "draft")
     )
     has_timed_cache = len(cache_formats) == 1 and cache_formats <= CACHE_FORMAT_BY_ENGINE_WORD.keys()
     if not engine_option.serves_all_users or not has_timed_cache or is_untimed:
@@ -59,7 +59,9 @@ def decoded_token_time(
         "quantize": settings.get("quantize"),
         "kv_dtype": CACHE_FORMAT_BY_ENGINE_WORD[cache_formats.pop()],
     }
-    chosen_formats = {name: format_name for name, format_name in settings_formats.items() if format_name is not None}
+    chosen_formats = {
+        setting_name: format_name for setting_name, format_name in settings_formats.items() if format_name is not None
+    }
     decoding_question = RunQuestion(
         preset=preset,
         settings=settings_of(phase="decode", batch=1, seq=engine_memory.max_model_len, **chosen_formats),

@@ -196,30 +196,37 @@ def engine_questions(
             f"--launch {launch_file}: starts no server of an engine; "
             f"for a training run: llmcalc memory --launch {launch_file}"
         )
-    questions = []
-    for server in launched_servers:
+    server_questions = []
+    for launched_server in launched_servers:
         overridden_flags = {
-            f"--{flag_name.replace('_', '-')}": OptionOverride(flag_value, server.flag_values.get(flag_name))
+            f"--{flag_name.replace('_', '-')}": OptionOverride(flag_value, launched_server.flag_values.get(flag_name))
             for flag_name, flag_value in flag_values.items()
         }
-        name_and_version = f"{server.engine}=={server.version}" if server.version else server.engine
-        preset, quantization_scheme = _model_and_scheme_of_server(target, server, read_model)
-        questions.append(
+        name_and_version = (
+            f"{launched_server.engine}=={launched_server.version}"
+            if launched_server.version
+            else launched_server.engine
+        )
+        preset, quantization_scheme = _model_and_scheme_of_server(target, launched_server, read_model)
+        server_questions.append(
             EngineQuestion(
                 preset,
                 tuple(engine_names) or (name_and_version,),
-                {**server.flag_values, **flag_values},
-                hardware or server.hardware or None,
+                {**launched_server.flag_values, **flag_values},
+                hardware or launched_server.hardware or None,
                 quantize or quantization_scheme,
                 has_sizes_of_name=quantization_scheme is not None and target in (None, ""),
                 launch=replace(
-                    server,
+                    launched_server,
                     option_overrides=overridden_flags,
-                    notes=(*server.notes, *[note for note in preset.notes if server.location in note]),
+                    notes=(
+                        *launched_server.notes,
+                        *[note for note in preset.notes if launched_server.location in note],
+                    ),
                 ),
             )
         )
-    return questions
+    return server_questions
 
 
 def _model_and_scheme_of_server(
@@ -260,8 +267,8 @@ def _target_and_scheme_of_file(preset: Preset, server: LaunchedServer) -> tuple[
     if quantization_scheme is None:
         return preset, None
     target_origin = f"{short_repr(server.model_name)} of {server.location}"
-    note = f"the model is TARGET, in {quantization_scheme}, as {target_origin} says; --quantize replaces it"
-    return preset.model_copy(update={"notes": (*preset.notes, note)}), quantization_scheme
+    scheme_note = f"the model is TARGET, in {quantization_scheme}, as {target_origin} says; --quantize replaces it"
+    return preset.model_copy(update={"notes": (*preset.notes, scheme_note)}), quantization_scheme
 
 
 def ask_servers(
@@ -270,12 +277,14 @@ def ask_servers(
     """Answers questions about a launch file's servers, with one document and one screen per server."""
     from ..reports.document import join_reports
 
-    answers = [ask_question(engine_question) for engine_question in questions]
-    if len(answers) == 1:
-        return answers[0]
-    results = [answer.result for answer in answers]
+    server_answers = [ask_question(engine_question) for engine_question in questions]
+    if len(server_answers) == 1:
+        return server_answers[0]
+    server_results = [server_answer.result for server_answer in server_answers]
     return ReportedAnswer(
-        results, lambda: join_reports([answer.report() for answer in answers]), all(answer.ok for answer in answers)
+        server_results,
+        lambda: join_reports([server_answer.report() for server_answer in server_answers]),
+        all(server_answer.ok for server_answer in server_answers),
     )
 
 
@@ -305,12 +314,12 @@ def _engine_answer(engine_uses: list[EngineUse], make_report: Callable[[list[Eng
 
 
 def ask_engine_fit(
-    engine_question: EngineQuestion, users: int | None = None, seq: int | None = None, devices: int | None = None
+    engine_question: EngineQuestion, users: int | None = None, seq: int | None = None, device_count: int | None = None
 ) -> ReportedAnswer:
     """Finds the fewest accelerators on which an engine starts and its cache holds the given number of users.
 
     users: requests at once; default the slots of a launch file, else 1. seq: tokens of each; default the longest
-        request. devices: as many of them serve as have a layout, and the fewest that suffice are listed below.
+        request. device_count: as many of them serve as have a layout, and the fewest that suffice are listed below.
     Raises `InputError` for several engines and for flags that contradict the users.
     """
     from ..reports.engine import fit_report
@@ -329,8 +338,8 @@ def ask_engine_fit(
         has_typed_limit = limit_field in engine_flags
         engine_flags = engine.flags_with_request_limit(engine_flags, users)
         user_limit = None if has_typed_limit else engine_flags[limit_field]
-    named_accelerators, devices = accelerators_and_devices(
-        [] if engine_question.hardware is None else [engine_question.hardware], devices
+    named_accelerators, device_count = accelerators_and_devices(
+        [] if engine_question.hardware is None else [engine_question.hardware], device_count
     )
     named_hardware = _require_supported_accelerator(engine, named_accelerators[0]) if named_accelerators else None
     receipt = engine_question.receipt_of_engine(engine, version)
@@ -344,7 +353,9 @@ def ask_engine_fit(
     for hardware in filter(engine.runs_on, accelerators):
         hardware_flags = flags_on_hardware(hardware)
         try:
-            engine_options += _options_for_users(preset, engine, version, hardware, hardware_flags, user_count, devices)
+            engine_options += _options_for_users(
+                preset, engine, version, hardware, hardware_flags, user_count, device_count
+            )
         except MissingKernels:
             if named_hardware is not None:
                 raise
@@ -353,13 +364,14 @@ def ask_engine_fit(
             with engine_question.naming_file_in_errors():  # raises for sizes that were typed
                 engine.memory_on(preset, named_hardware, version, flags_on_hardware(named_hardware))
         raise InputError(
-            f"--devices {devices}: no layout divides the model over at most so many; expected another number, or other "
+            f"--devices {device_count}: no layout divides the model over at most so many; expected another "
+            f"number, or other "
             "flags"
         )
     engine_options.sort(
         key=lambda engine_option: (
             not engine_option.serves_all_users,
-            engine_option.memory.devices if devices is None else -engine_option.memory.devices,
+            engine_option.memory.devices if device_count is None else -engine_option.memory.devices,
             engine_option.hardware.capacity_bytes,
         )
     )
@@ -367,8 +379,8 @@ def ask_engine_fit(
     hardware, engine_memory = best_option.hardware, best_option.memory
     find_changes: Callable[[], Iterable[FlagChange]] = tuple
     if named_hardware is not None:
-        layout = best_option.flags if engine_memory.devices > 1 else {}  # what a single device lacks is a change
-        engine_flags = {**flags_on_hardware(hardware), **layout}
+        layout_flags = best_option.flags if engine_memory.devices > 1 else {}  # what a single device lacks is a change
+        engine_flags = {**flags_on_hardware(hardware), **layout_flags}
         engine_memory = engine.memory_on(preset, hardware, version, engine_flags)
         users_per_rank = ceil_div(user_count, engine_memory.data_parallel_ranks)
         find_changes = partial(_flag_changes_for_users, users_per_rank, engine, preset, hardware, version, engine_flags)
@@ -379,7 +391,9 @@ def ask_engine_fit(
         engine_options[0] = _with_receipt_notes(best_option, receipt)
 
     def report() -> Report:
-        token_times = [decoded_token_time(preset, engine, version, option, user_count) for option in engine_options]
+        token_times = [
+            decoded_token_time(preset, engine, version, engine_option, user_count) for engine_option in engine_options
+        ]
         return fit_report(engine_use, engine_options, token_times, user_count, named_hardware is not None, user_limit)
 
     return ReportedAnswer(engine_options, report, best_option.serves_all_users)
@@ -390,20 +404,22 @@ def _cache_slot_count(engine: Engine, engine_question: EngineQuestion, engine_fl
 
     Engines whose cache takes any number of requests have no slots; with `--kv-unified` slots share llama.cpp's cache.
     """
-    slots = engine_flags.get(engine.field_of_option("--users"))
+    slot_count = engine_flags.get(engine.field_of_option("--users"))
     is_divided = engine.shows_alternatives and not engine_flags.get("kv_unified")
     has_slots = is_divided and engine_question.launch is not None
-    return slots if has_slots and isinstance(slots, int) and slots > 0 else 1
+    return slot_count if has_slots and isinstance(slot_count, int) and slot_count > 0 else 1
 
 
 def _with_receipt_notes(engine_option: EngineOption, receipt: ReceiptFile) -> EngineOption:
     """Adds notes on the terms that come from the measured log of `--receipt` to the memory of a layout option."""
-    memory = engine_option.memory
-    return replace(engine_option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
+    engine_memory = engine_option.memory
+    return replace(
+        engine_option, memory=replace(engine_memory, notes=(*engine_memory.notes, *receipt.notes(engine_memory)))
+    )
 
 
 def _flag_changes_for_users(users_per_rank: int, engine: Engine, *server: Any) -> Iterator[FlagChange]:
-    """Yields an engine's flag changes; a change whose cache does not hold all users' requests is marked as failing.
+    """Yields an engine's flag changes; those whose cache does not hold all users' requests are marked as failing.
 
     users_per_rank: those of each data-parallel rank, which has a cache of its own. server: as in `flag_changes_on`.
     """
@@ -445,11 +461,11 @@ def _options_for_users(
     """
     layouts = engine.larger_layouts(engine.server(preset, hardware, version, engine_flags), devices or MAX_DEVICES)
     tried_options: list[EngineOption] = []
-    options_by_count: list[list[EngineOption]] = []
+    options_by_device_count: list[list[EngineOption]] = []
     last_serving_options: list[EngineOption] = []
-    for _, layouts_of_number in groupby(layouts, lambda layout: layout[1].devices):
+    for _, layouts_of_device_count in groupby(layouts, lambda layout: layout[1].devices):
         engine_options = []
-        for layout_flags, engine_memory in layouts_of_number:
+        for layout_flags, engine_memory in layouts_of_device_count:
             serves_all_users = engine_memory.has_room_for(users)
             engine_options.append(EngineOption(hardware, layout_flags, engine_memory, serves_all_users))
             if serves_all_users and not engine.shows_alternatives:
@@ -458,11 +474,11 @@ def _options_for_users(
         if serving_options and (engine_options[0].serves_all_users or not engine.shows_alternatives or devices is None):
             if devices is None:
                 return serving_options
-            options_by_count.append(serving_options)
+            options_by_device_count.append(serving_options)
         tried_options += engine_options
         last_serving_options = serving_options or last_serving_options
-    if options_by_count:
-        fewest_devices, *more_devices = options_by_count
+    if options_by_device_count:
+        fewest_devices, *more_devices = options_by_device_count
         return [*more_devices[-1], *fewest_devices] if more_devices else fewest_devices
     return (
         last_serving_options

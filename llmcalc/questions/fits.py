@@ -82,9 +82,11 @@ def _fit_layouts(run_question: RunQuestion, hardware: Hardware, global_batch: in
     if layout_answer.fit.verdict != "fits":
         layout_answer = next(iter(tight_answers), layout_answer)
     if layout_answer.fit.verdict == "no":
-        plan = layout_answer.layout_plan
-        untried_sentences = untried_framework_sentences(many_devices_run, plan.framework.name)
-        layout_answer = replace(layout_answer, layout_plan=replace(plan, untried_framework_sentences=untried_sentences))
+        layout_plan = layout_answer.layout_plan
+        untried_sentences = untried_framework_sentences(many_devices_run, layout_plan.framework.name)
+        layout_answer = replace(
+            layout_answer, layout_plan=replace(layout_plan, untried_framework_sentences=untried_sentences)
+        )
     return ReportedAnswer(
         layout_answer, lambda: devices_report(run_question.preset, layout_answer), layout_answer.fit.verdict != "no"
     )
@@ -93,7 +95,7 @@ def _fit_layouts(run_question: RunQuestion, hardware: Hardware, global_batch: in
 def _runs_by_devices(
     run_question: RunQuestion, global_batch: int | None
 ) -> tuple[RunQuestion, tuple[Memory, LayoutRequest] | None]:
-    """Returns the training run for `fit`, and the run on several accelerators if these need another framework.
+    """Returns the training run on one accelerator, and the run on several if these need another framework.
 
     One accelerator without a framework runs that of `memory`, which has no `--global-batch`; several run the usual one
     of plans.
@@ -137,7 +139,9 @@ def _fit_on_one_device(
     def find_changes() -> Iterable[SettingChange]:
         if memory_fit.verdict != "no":
             return answer_on_device.changes
-        sufficient_changes = [change for change in answer_on_device.changes if change.changed_fit.verdict != "no"]
+        sufficient_changes = [
+            setting_change for setting_change in answer_on_device.changes if setting_change.changed_fit.verdict != "no"
+        ]
         engine_title = answer_on_device.engine_title
         device_changes = fitting_changes_on_several_devices(
             run_memory,
@@ -190,11 +194,13 @@ def _fit_on_common_hardware(run_question: RunQuestion, run_memory: Memory) -> Re
     from ..studies.fit_options import hardware_options
     from .usual_engines import fewest_devices_under_usual_engine
 
-    option = partial(fewest_devices_under_usual_engine, run_question.preset, run_memory, None)
+    option_with_engine = partial(fewest_devices_under_usual_engine, run_question.preset, run_memory, None)
     accelerators = map(load_hardware, COMMON_HARDWARE)
-    options = hardware_options(run_memory, accelerators, run_question.layout, run_question.cuda_runtime_on, option)
+    fitting_options = hardware_options(
+        run_memory, accelerators, run_question.layout, run_question.cuda_runtime_on, option_with_engine
+    )
     return ReportedAnswer(
-        options,
-        lambda: common_hardware_report(run_question.preset, run_memory, options),
-        options[0].fit.verdict != "no",
+        fitting_options,
+        lambda: common_hardware_report(run_question.preset, run_memory, fitting_options),
+        fitting_options[0].fit.verdict != "no",
     )

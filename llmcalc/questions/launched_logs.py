@@ -50,18 +50,18 @@ def computed_bytes_of_launch(
     reach.
     """
     memory_answer = ask_memory(launched_question)
-    device = memory_answer.device
+    device_memory = memory_answer.device
     computed_bytes = {
-        "peak_allocated": device.peak_bytes,
-        "peak_reserved": device.reserved_bytes,
+        "peak_allocated": device_memory.peak_bytes,
+        "peak_reserved": device_memory.reserved_bytes,
         "trainable": int(memory_answer.memory.states.trained_parameters),
     }
-    verdict = ""
+    memory_verdict = ""
     if parsed_log.kind == "oom":
-        computed_bytes |= {"allocated": device.peak_bytes, "process": device.device_bytes}
-        verdict = _memory_verdict(parsed_log, device.device_bytes, device.peak_bytes)
+        computed_bytes |= {"allocated": device_memory.peak_bytes, "process": device_memory.device_bytes}
+        memory_verdict = _memory_verdict(parsed_log, device_memory.device_bytes, device_memory.peak_bytes)
     run_name = "the run" if launched_question.launch is None else launched_question.launch.name_in_errors
-    notes = [f"computed for {run_name}{verdict and f': {verdict}'}", *_rollout_note(memory_answer)]
+    notes = [f"computed for {run_name}{memory_verdict and f': {memory_verdict}'}", *_rollout_note(memory_answer)]
     return {(term_name, ""): term_bytes for term_name, term_bytes in computed_bytes.items()}, notes
 
 
@@ -88,7 +88,7 @@ def _memory_verdict(parsed_log: ParsedLog, required_bytes: int, peak_bytes: int)
 
 def _rollout_note(memory_answer: DeviceMemoryAnswer | RanksMemoryAnswer) -> list[str]:
     """Returns a note that only the update phase of a reinforcement-learning run is computed."""
-    launch = getattr(memory_answer, "launch", None)
-    if launch is None or launch.rollout is None:
+    launched_run = getattr(memory_answer, "launch", None)
+    if launched_run is None or launched_run.rollout is None:
         return []
     return ["the update is computed, without an engine or other models on the device: memory --launch lists the phases"]

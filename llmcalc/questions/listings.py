@@ -54,10 +54,12 @@ def select_presets(model_filter: ModelFilter, preset_names: Sequence[str] | None
     """
     presets = map(load_preset, model_names() if preset_names is None else preset_names)
     counted_presets = [(preset, params(preset.model)) for preset in presets]
-    attention = require_attention(model_filter.attention, [preset.model for preset, _ in counted_presets])
-    model_filter = replace(model_filter, attention=attention)
+    attention_kind = require_attention(model_filter.attention, [preset.model for preset, _ in counted_presets])
+    model_filter = replace(model_filter, attention=attention_kind)
     selected_presets = [
-        (preset, count) for preset, count in counted_presets if model_filter.accepts(preset.model, count.total)
+        (preset, parameter_count)
+        for preset, parameter_count in counted_presets
+        if model_filter.accepts(preset.model, parameter_count.total)
     ]
     if not selected_presets:
         raise InputError("no preset passes the filters; expected fewer filters (llmcalc presets lists all)")
@@ -88,12 +90,16 @@ def ask_presets(
     matching_presets, is_exact = search_presets(list(requested_names))
     if only_stale:
         current_date = date.today() if today is None else today
-        matching_presets = [name for name in matching_presets if is_stale(load_preset(name), current_date)]
+        matching_presets = [
+            preset_name for preset_name in matching_presets if is_stale(load_preset(preset_name), current_date)
+        ]
         if not matching_presets:
             raise InputError(f"--stale: every preset was checked within {FRESH_PERIOD.days} days; expected no --stale")
-    presets = sorted(select_presets(model_filter, matching_presets), key=SORT_KEYS[sort])
+    listed_presets = sorted(select_presets(model_filter, matching_presets), key=SORT_KEYS[sort])
     lists_in_full = shows_details or is_exact
-    return ListAnswer(tuple(presets), lambda: report(presets, lists_in_full), prints_all_fields=lists_in_full)
+    return ListAnswer(
+        tuple(listed_presets), lambda: report(listed_presets, lists_in_full), prints_all_fields=lists_in_full
+    )
 
 
 def ask_hardware(requested_names: Sequence[str] = ()) -> ListAnswer:

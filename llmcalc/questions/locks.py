@@ -80,11 +80,13 @@ def read_lock_file(file: Path) -> LockFile:
     require_finite(lock_document, str(file))
     if not isinstance(lock_document, dict) or lock_document.get("lock") != 1:
         raise InputError(f"{file}: is no lock file of version 1; expected one that llmcalc lock TARGET -o FILE wrote")
-    lock_models, version = lock_document.get("models"), lock_document.get("llmcalc")
+    lock_models, program_version = lock_document.get("models"), lock_document.get("llmcalc")
     if not isinstance(lock_models, list) or not 0 < len(lock_models) <= MAX_MODELS:
         raise InputError(f"{file}: models: {short_repr(lock_models)}; expected a list of 1 to {MAX_MODELS:,} models")
-    if not isinstance(version, str):
-        raise InputError(f"{file}: llmcalc: {short_repr(version)}; expected the version that wrote the file, in text")
+    if not isinstance(program_version, str):
+        raise InputError(
+            f"{file}: llmcalc: {short_repr(program_version)}; expected the version that wrote the file, in text"
+        )
     lock_entries: dict[str, dict[str, Any]] = {}
     for entry_number, lock_entry in enumerate(lock_models):
         entry_target = lock_entry.get("target") if isinstance(lock_entry, dict) else None
@@ -93,4 +95,4 @@ def read_lock_file(file: Path) -> LockFile:
                 f"{file}: models[{entry_number}].target: {short_repr(entry_target)}; expected a name or path, each once"
             )
         lock_entries[entry_target] = lock_entry
-    return LockFile(version, lock_entries)
+    return LockFile(program_version, lock_entries)

@@ -121,7 +121,9 @@ class _LoggedRun:
 
 def modelled_flags_in_log(parsed_log: ParsedLog, engine: Engine) -> tuple[dict[str, Any], list[str]]:
     """Returns the modelled flags in the log, and a note for each refused flag."""
-    flag_by_field = {flag.field_name: flag for flag in engine.known_flags() if not flag.is_memory_neutral}
+    flag_by_field = {
+        known_flag.field_name: known_flag for known_flag in engine.known_flags() if not known_flag.is_memory_neutral
+    }
     engine_flags: dict[str, Any] = {}
     notes: list[str] = []
     for flag_name, flag_value in parsed_log.flags.items():
@@ -139,9 +141,9 @@ def _named_hardware(printed_name: str) -> Hardware | None:
     """Returns the accelerator by the name that drivers print, such as `NVIDIA GeForce RTX 3090`; None if unknown."""
     for vendor_prefix in ("NVIDIA ", "GeForce ", "AMD ", "Instinct "):
         printed_name = printed_name.removeprefix(vendor_prefix)
-    for spelling in (printed_name, printed_name.partition(" HBM")[0]) if printed_name else ():
+    for hardware_name in (printed_name, printed_name.partition(" HBM")[0]) if printed_name else ():
         try:
-            return find_hardware(spelling)
+            return find_hardware(hardware_name)
         except InputError:
             continue
     return None
@@ -185,8 +187,14 @@ def explain_log(log_question: LogQuestion) -> ExplainedLog:
             _, engine_memory, _ = _engine_memory_of_log(run_on_any_device, preset, ANY_DEVICE, uses_logged_cache=True)
     if engine_memory is not None:
         computed_bytes = _computed_bytes_of_engine(logged_run, engine_memory, hardware)
-    compared_terms = tuple(_compared_term(term, parsed_log, preset, computed_bytes) for term in parsed_log.terms)
-    if not is_engine_log and log_question.run is None and any(term.computed_value is None for term in compared_terms):
+    compared_terms = tuple(
+        _compared_term(log_term, parsed_log, preset, computed_bytes) for log_term in parsed_log.terms
+    )
+    if (
+        not is_engine_log
+        and log_question.run is None
+        and any(log_term.computed_value is None for log_term in compared_terms)
+    ):
         logged_run.missing_inputs.append(
             f"the settings of the run: a log of {parsed_log.title} does not have them; expected --launch FILE, the "
             "file that starts it"
@@ -210,12 +218,20 @@ def _computed_bytes_of_engine(
     hardware: the accelerator; None for an unknown one, on which only what does not depend on it is returned.
     """
     parsed_log = logged_run.parsed_log
-    computed_bytes = {(term.name, term.device): term.bytes for term in engine_memory.terms if term.bytes}
+    computed_bytes = {
+        (memory_term.name, memory_term.device): memory_term.bytes
+        for memory_term in engine_memory.terms
+        if memory_term.bytes
+    }
     computed_bytes |= {("kv_tokens", ""): engine_memory.kv_tokens, ("blocks", ""): engine_memory.block_count}
     if has_single_logged_cache_term(parsed_log) and not engine_memory.kv_tokens:
         computed_bytes[("kv_cache", "")] = 0
         logged_run.notes.insert(0, NO_CACHE_ROOM_REMARK)
-    cache_bytes = sum(term.bytes for term in engine_memory.terms if term.name == "kv_buffer" and term.bytes)
+    cache_bytes = sum(
+        memory_term.bytes
+        for memory_term in engine_memory.terms
+        if memory_term.name == "kv_buffer" and memory_term.bytes
+    )
     if cache_bytes:  # an excerpt prints the cache of all devices
         computed_bytes["kv_buffer", ""] = cache_bytes
     if engine_memory.layout is None and "n_gpu_layers" in parsed_log.flags:
@@ -225,7 +241,9 @@ def _computed_bytes_of_engine(
             logged_run.missing_inputs.remove(MISSING_MEMORY_TEXT)
     elif hardware is None:
         known_terms = {("weights", ""), *([("kv_tokens", "")] if CACHE_BYTES_FLAG in engine_memory.settings else [])}
-        computed_bytes = {key: term_bytes for key, term_bytes in computed_bytes.items() if key in known_terms}
+        computed_bytes = {
+            term_key: term_bytes for term_key, term_bytes in computed_bytes.items() if term_key in known_terms
+        }
     return computed_bytes
 
 
@@ -251,12 +269,12 @@ def _engine_memory_of_log(
     engine_flags, notes = modelled_flags_in_log(parsed_log, engine)
     logged_run.notes.extend([*notes, *filter(None, [parsed_log.layout_note, parsed_log.note])])
     logged_cache_bytes = next(
-        (term.value for term in parsed_log.terms if term.name == "kv_cache" and term.value > 0), 0
+        (log_term.value for log_term in parsed_log.terms if log_term.name == "kv_cache" and log_term.value > 0), 0
     )
     if (
         uses_logged_cache
         and logged_cache_bytes
-        and any(flag.field_name == CACHE_BYTES_FLAG for flag in engine.known_flags())
+        and any(known_flag.field_name == CACHE_BYTES_FLAG for known_flag in engine.known_flags())
     ):
         engine_flags[CACHE_BYTES_FLAG] = logged_cache_bytes
     scheme_name = log_question.quantize or parsed_log.scheme or logged_run.scheme_in_name
@@ -290,8 +308,10 @@ def _engine_memory_of_log(
     logged_run.notes.extend(engine_memory.notes)
     if not parsed_log.refused_to_start:
         return version, engine_memory, ""
-    measured_bytes = {term.name: term.value for term in parsed_log.terms if term.unit == "bytes"}
-    bytes_by_term = bytes_in_use_before_run(parsed_log, hardware) | measured_bytes
+    measured_bytes_by_term = {
+        log_term.name: log_term.value for log_term in parsed_log.terms if log_term.unit == "bytes"
+    }
+    bytes_by_term = bytes_in_use_before_run(parsed_log, hardware) | measured_bytes_by_term
     logged_sizes = LoggedSizes(log_question.log_file, bytes_by_term, engine_memory.settings)
     flag_changes = engine.flag_changes_on(preset, hardware, version, {**engine_flags, RECEIPT_FIELD: logged_sizes})
     return (
@@ -310,7 +330,7 @@ NO_CACHE_ROOM_REMARK = (
 def has_single_logged_cache_term(parsed_log: ParsedLog) -> bool:
     """Whether the log's engine started and printed the size of its cache as a single memory term."""
     return not parsed_log.refused_to_start and any(
-        term.name == "kv_cache" and term.value > 0 for term in parsed_log.terms
+        log_term.name == "kv_cache" and log_term.value > 0 for log_term in parsed_log.terms
     )
 
 
@@ -359,8 +379,8 @@ def _compared_term(
         return ComparedTerm(
             log_term, round(log_term.bytes_per_parameter * params(preset.model).total) + log_term.constant_bytes
         )
-    devices = [other_term.device for other_term in parsed_log.terms if other_term.name == log_term.name]
-    if log_term.name == "kv_buffer" and len(devices) == 1:
+    term_devices = [other_term.device for other_term in parsed_log.terms if other_term.name == log_term.name]
+    if log_term.name == "kv_buffer" and len(term_devices) == 1:
         return ComparedTerm(log_term, _cache_bytes(parsed_log, preset))
     return ComparedTerm(log_term)
 
@@ -376,7 +396,11 @@ def _engine_device_name(log_term: LogTerm, computed_bytes: Mapping[tuple[str, st
     if device_number is None:
         return log_term.device
     return next(
-        (device for _, device in computed_bytes if re.fullmatch(rf"[A-Za-z]+{device_number[1]}", device)),
+        (
+            device_name
+            for _, device_name in computed_bytes
+            if re.fullmatch(rf"[A-Za-z]+{device_number[1]}", device_name)
+        ),
         log_term.device,
     )
 
@@ -389,7 +413,10 @@ def _cache_bytes(parsed_log: ParsedLog, preset: Preset | None) -> int | None:
         cache_size = kv(preset.model, 1, parsed_log.cache_tokens, parsed_log.cache_dtype)
     except InputError:
         return None
-    is_uniform = all(group.width is not None and group.tokens == parsed_log.cache_tokens for group in cache_size.groups)
+    is_uniform = all(
+        cache_group.width is not None and cache_group.tokens == parsed_log.cache_tokens
+        for cache_group in cache_size.groups
+    )
     return cache_size.bytes if is_uniform else None
 
 
@@ -421,7 +448,9 @@ def _wrong_term_and_flag(
     if parsed_log.too_large_term:
         return parsed_log.too_large_term, parsed_log.suggested_flag
     wrong_terms = [compared_term for compared_term in compared_terms if compared_term.is_outside_tolerance]
-    cause_terms = [term for term in wrong_terms if term.logged_term.name not in DERIVED_TERMS] or wrong_terms
+    cause_terms = [
+        candidate_term for candidate_term in wrong_terms if candidate_term.logged_term.name not in DERIVED_TERMS
+    ] or wrong_terms
     if not cause_terms and not parsed_log.refused_to_start:
         return "", ""
     most_different_term = max(

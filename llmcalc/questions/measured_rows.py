@@ -23,7 +23,7 @@ from ..parallel.layout_request import LayoutRequest
 from ..sources.bounded import read_bytes
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
-from ..timing.calibration import Calibration, CalibrationFactors, MeasuredRun, calibrate
+from ..timing.calibration import Calibration, CalibrationFactors, CalibrationRun, calibrate
 from ..workload.durations import parse_duration
 from ..workload.inference import USERS_SETTING, batch_of_users
 from ..workload.setting import checked_length, declarations_of
@@ -79,14 +79,20 @@ def _filled_cells_by_line(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     try:
         csv_reader = csv.DictReader(io.StringIO(file_bytes.decode("utf-8-sig")), strict=True)
         csv_reader.fieldnames = [column_name.strip().replace("-", "_") for column_name in csv_reader.fieldnames or ()]
-        columns = [*MEASUREMENT_COLUMNS, *TIME_COLUMNS, *declarations_of(Settings), USERS_SETTING.name, *LAYOUT_COLUMNS]
+        column_names = [
+            *MEASUREMENT_COLUMNS,
+            *TIME_COLUMNS,
+            *declarations_of(Settings),
+            USERS_SETTING.name,
+            *LAYOUT_COLUMNS,
+        ]
         for column_name in csv_reader.fieldnames:
             if csv_reader.fieldnames.count(column_name) > 1:
                 raise InputError(f"{path}: column {short_repr(column_name)} is there twice; expected one")
-            if column_name not in columns:
+            if column_name not in column_names:
                 raise InputError(
                     f"{path}: column {short_repr(column_name)} is no option of time; expected seconds, and options "
-                    f"such as phase, users, seq and tp.{suggest(str(column_name), columns)}"
+                    f"such as phase, users, seq and tp.{suggest(str(column_name), column_names)}"
                 )
         if "seconds" not in csv_reader.fieldnames:
             raise InputError(f"{path}: the column 'seconds' is missing; expected the measured time of each row")
@@ -112,10 +118,10 @@ def _measured_run(
     options: TimeOptions,
     read_model: Callable[[str], Preset],
     time_run: Timer,
-) -> MeasuredRun:
+) -> CalibrationRun:
     if "seconds" not in row_cells:
         raise InputError(f"{row_name}: seconds: missing; expected the measured time")
-    seconds = parse_duration(f"{row_name}: seconds", row_cells["seconds"])
+    measured_seconds = parse_duration(f"{row_name}: seconds", row_cells["seconds"])
     try:
         estimated_run = time_run(
             _run_question_of_row(row_cells, run_question, read_model), _time_options_of_row(row_cells, options)
@@ -146,7 +152,7 @@ def _measured_run(
         estimated_run.seq,
         estimated_run.context,
     )
-    return MeasuredRun(row_name, seconds, seconds_under_factors, kernel_group)
+    return CalibrationRun(row_name, measured_seconds, seconds_under_factors, kernel_group)
 
 
 def _run_question_of_row(
@@ -155,8 +161,8 @@ def _run_question_of_row(
     """Returns the command line's question, in which a measured row's cells replace model, settings and layout."""
     settings, layout = _checked_settings(Settings, row_cells), _checked_settings(LayoutRequest, row_cells)
     if "users" in row_cells:
-        users = validate_whole("--users", checked_length("--users", row_cells["users"]))
-        settings["batch"] = batch_of_users(settings.get("batch"), users, "decode")
+        user_count = validate_whole("--users", checked_length("--users", row_cells["users"]))
+        settings["batch"] = batch_of_users(settings.get("batch"), user_count, "decode")
     return replace(
         run_question,
         preset=read_model(row_cells["model"]) if "model" in row_cells else run_question.preset,
@@ -169,11 +175,11 @@ def _run_question_of_row(
 def _checked_settings(settings_class: type, row_cells: Mapping[str, str]) -> dict[str, Any]:
     """Returns the settings that a measured row states, validated like command-line options."""
     setting_values: dict[str, Any] = {}
-    for setting_name, setting in declarations_of(settings_class).items():
+    for setting_name, declared_setting in declarations_of(settings_class).items():
         if setting_name in row_cells:
             cell_value: Any = row_cells[setting_name]
-            setting_values[setting_name] = setting.checked_value(
-                cell_value.lower() == "true" if setting.value_type is bool else cell_value
+            setting_values[setting_name] = declared_setting.checked_value(
+                cell_value.lower() == "true" if declared_setting.value_type is bool else cell_value
             )
     return setting_values
 

@@ -127,9 +127,9 @@ def llmcalc_spelling(typed_name: str, spellings_by_name: Mapping[str, str], know
     """
     return next(
         (
-            name
-            for name, other_spellings in spellings_by_name.items()
-            if typed_name in other_spellings.split() and name.partition(" ")[0] in known_names
+            llmcalc_name
+            for llmcalc_name, other_spellings in spellings_by_name.items()
+            if typed_name in other_spellings.split() and llmcalc_name.partition(" ")[0] in known_names
         ),
         "",
     )
@@ -146,14 +146,14 @@ def python_argument_of(name_from_user: str, argument_names: Collection[str]) -> 
     if name_from_user in MODEL_ARGUMENT_NAMES and "model" in argument_names:
         return "model"
     typed_option = _option_spelling(name_from_user)
-    for name, declaration in (declarations_of(Settings) | declarations_of(LayoutRequest)).items():
-        if name in argument_names and typed_option in declaration.setting.spellings:
-            return name
+    for setting_name, declaration in (declarations_of(Settings) | declarations_of(LayoutRequest)).items():
+        if setting_name in argument_names and typed_option in declaration.setting.spellings:
+            return setting_name
     option_name = llmcalc_spelling(
-        typed_option, OTHER_OPTION_NAMES, {_option_spelling(name) for name in argument_names}
+        typed_option, OTHER_OPTION_NAMES, {_option_spelling(setting_name) for setting_name in argument_names}
     )
-    arguments = re.sub(r"(=[^ ,]+) (?=\w+=)", r"\1, ", _OPTION_WITH_VALUE.sub(_python_argument_text, option_name))
-    return re.sub(r"(llmcalc\.\w+) (\w+=.+)", r"\1(\2)", arguments.replace("llmcalc ", "llmcalc."))
+    arguments_text = re.sub(r"(=[^ ,]+) (?=\w+=)", r"\1, ", _OPTION_WITH_VALUE.sub(_python_argument_text, option_name))
+    return re.sub(r"(llmcalc\.\w+) (\w+=.+)", r"\1(\2)", arguments_text.replace("llmcalc ", "llmcalc."))
 
 
 def unknown_name_suggestion(typed_name: str, argument_names: Collection[str]) -> str:

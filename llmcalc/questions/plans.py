@@ -40,9 +40,9 @@ def refuse_precision_without_units(run_question: RunQuestion) -> None:
     from ..timing.device import has_product_units
 
     precision, hardware = run_question.settings.precision or "", run_question.hardware
-    dtype = PRODUCT_FORMAT_BY_PRECISION.get(precision)
-    if dtype is not None and hardware is not None and not has_product_units(hardware, dtype):
-        raise missing_units_error(precision, dtype, hardware)
+    product_format = PRODUCT_FORMAT_BY_PRECISION.get(precision)
+    if product_format is not None and hardware is not None and not has_product_units(hardware, product_format):
+        raise missing_units_error(precision, product_format, hardware)
 
 
 def untried_framework_sentences(run_question: RunQuestion, framework_name: str) -> tuple[str, ...]:
@@ -57,8 +57,8 @@ def untried_framework_sentences(run_question: RunQuestion, framework_name: str) 
         if framework_record.name == framework_name:
             break
         if refusal_error is not None and framework_record.layout_rules.divides_weights:
-            reason = str(refusal_error).partition(", or whole replicas")[0]
-            untried_sentences.insert(0, f"replicas are whole: {framework_record.title} is not tried. {reason}")
+            refusal_reason = str(refusal_error).partition(", or whole replicas")[0]
+            untried_sentences.insert(0, f"replicas are whole: {framework_record.title} is not tried. {refusal_reason}")
         elif refusal_error is not None:
             untried_sentences.append(f"{framework_record.title} is not tried: {str(refusal_error).partition(';')[0]}")
     return tuple(untried_sentences)
@@ -172,7 +172,7 @@ def _planned_answer(
     def layouts_of_other_frameworks(planned_framework: Framework) -> CompareFrameworks:
         return partial(comparison.layouts, planned_framework.name)
 
-    plans = answers_of_planned_runs(
+    framework_plans = answers_of_planned_runs(
         run_question,
         lambda memory, run_layout: plan_layouts(
             memory,
@@ -189,7 +189,7 @@ def _planned_answer(
             else partial(comparison.layouts, framework_of(run_layout).name),
         ),
     )
-    plan = replace(first_fitting_plan(list(plans)), published_step_tokens=preset.training.step_tokens)
+    plan = replace(first_fitting_plan(list(framework_plans)), published_step_tokens=preset.training.step_tokens)
     if plans_all_frameworks and plan.training_times is not None and not plan.other_plans:
         compared_layouts = comparison.layouts(
             plan.framework.name, plan.training_times.settings.stack, plan.global_batch
@@ -198,20 +198,20 @@ def _planned_answer(
     if not plan.ranked_layouts.fitting_candidates and plan.ranked_layouts.nearest_candidate is None:
         workload, layout_rules = plan.memory.states.workload, plan.framework.layout_rules
         batch_sizes = plan.global_batch, int(workload.batch)
-        suggestion = nearest_layouts_text(
+        nearest_layouts = nearest_layouts_text(
             preset.model,
             layout,
             workload.seq,
             check_layout=lambda nearby_layout: check_plannable_layout(nearby_layout, layout_rules, *batch_sizes),
         )
         refusal_counts, batch_reasons = plan.ranked_layouts.refusal_counts, (UNDIVIDED_BATCH, UNEVEN_ROUNDS)
-        refusals_by_batch = [reason for reason in batch_reasons if reason in refusal_counts]
+        refusals_by_batch = [batch_reason for batch_reason in batch_reasons if batch_reason in refusal_counts]
         if refusals_by_batch and (
-            plan.is_batch_assumed or not suggestion or len(refusal_counts) == len(refusals_by_batch)
+            plan.is_batch_assumed or not nearest_layouts or len(refusal_counts) == len(refusals_by_batch)
         ):
             suitable_batch = divisible_batch(layout.devices, *batch_sizes)
-            suggestion = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"
-        raise InputError(_no_possible_layout_text(plan, suggestion, layout.undivided_devices_text))
+            nearest_layouts = f"{refusals_by_batch[0]}; expected such as --global-batch {suitable_batch}"
+        raise InputError(_no_possible_layout_text(plan, nearest_layouts, layout.undivided_devices_text))
     if global_batch is not None:
         plan = replace(plan, longer_micro_batches=longer_micro_batches(run_question, plan, time_settings))
     if not plan.ranked_layouts.fitting_candidates:
@@ -226,9 +226,11 @@ def _no_possible_layout_text(plan: LayoutPlan, suggestion: str, unrefused_reason
 
     unrefused_reason: the reason if no layout was tried and refused.
     """
-    reason = plan.ranked_layouts.most_frequent_refusal(unrefused_reason)
-    texts = [suggestion] if suggestion.startswith(reason) else [reason, suggestion]
-    return ": ".join(filter(None, (f"--devices {plan.devices}: no layout is possible", "; ".join(filter(None, texts)))))
+    refusal_reason = plan.ranked_layouts.most_frequent_refusal(unrefused_reason)
+    sentences = [suggestion] if suggestion.startswith(refusal_reason) else [refusal_reason, suggestion]
+    return ": ".join(
+        filter(None, (f"--devices {plan.devices}: no layout is possible", "; ".join(filter(None, sentences))))
+    )
 
 
 class FrameworkComparison:
@@ -293,8 +295,8 @@ class FrameworkComparison:
 
         run_question, time_settings = self._run_question, self._time_settings
         first_framework = frameworks_for_plans(run_question.layout, run_question.hardware)[0]
-        devices = run_question.layout.devices
-        if time_settings is None or devices is None:
+        device_count = run_question.layout.devices
+        if time_settings is None or device_count is None:
             return None
         units_before = SIMULATED_WORK.units
         try:
@@ -302,7 +304,7 @@ class FrameworkComparison:
             if global_batch is None:
                 run_memory = run_question.with_selective_modules_of_framework(first_framework).memory_on_one_device()
                 workload = run_memory.states.workload
-                global_batch = default_batch(int(workload.seq), devices, int(workload.batch))
+                global_batch = default_batch(int(workload.seq), device_count, int(workload.batch))
         except InputError:
             return None
         plan_key = first_framework.name, stack_name, global_batch
@@ -348,8 +350,8 @@ def longer_micro_batches(
         or first_plan.host_wait_share(first_candidate) < TIE_SHARE
     ):
         return None
-    least_seconds, replicas, fastest_layout = first_candidate.seconds, first_candidate.layout.dp, None
-    budget = WorkBudget(WORK_OF_COMPARISON)
+    least_seconds, replica_count, fastest_layout = first_candidate.seconds, first_candidate.layout.dp, None
+    work_budget = WorkBudget(WORK_OF_COMPARISON)
     for micro_batch in LONGER_MICRO_BATCHES:
         if plan.global_batch % micro_batch:
             continue
@@ -363,22 +365,22 @@ def longer_micro_batches(
                 order_name="time",
                 suggests_nearest="never",
                 time_settings=time_settings,
-                budget=budget,
+                budget=work_budget,
             )
         except InputError:
             continue
         _, candidate = longer_plan.first_candidate
         if candidate is None or candidate.seconds is None or candidate.seconds >= least_seconds:
-            if budget.is_spent() or not plan.global_batch % (micro_batch * replicas):
+            if work_budget.is_spent() or not plan.global_batch % (micro_batch * replica_count):
                 break
             continue
-        least_seconds, replicas = candidate.seconds, candidate.layout.dp
+        least_seconds, replica_count = candidate.seconds, candidate.layout.dp
         counted_candidate = replace(candidate, count_sent_bytes=partial(int, candidate.communication_bytes or 0))
         time_range = longer_plan.step_time_range(candidate)
         fastest_layout = ComparedLayout(
             first_plan.framework.name, counted_candidate, time_range, micro_batch=micro_batch
         )
-        if budget.is_spent():
+        if work_budget.is_spent():
             break
     return fastest_layout if least_seconds < first_candidate.seconds * (1 - TIE_SHARE) else None
 
@@ -390,7 +392,7 @@ def _compared_layouts(
     stack_name: str,
     global_batch: int,
 ) -> tuple[ComparedLayout, ...]:
-    """Returns the layouts of `FrameworkComparison.layouts`."""
+    """Returns the fastest layout under each other framework, as `FrameworkComparison.layouts` describes."""
     from ..frameworks.registry import DEFAULT_FRAMEWORK, frameworks_for_plans
     from ..simulator.simulated_work import WorkBudget
     from ..studies.plan import WORK_OF_COMPARISON, ComparedLayout, IncompleteSearchError, plan_layouts

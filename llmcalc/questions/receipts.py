@@ -56,9 +56,11 @@ class ReceiptFile:
     @cached_property
     def differing_engine_version(self) -> str:
         """The log's engine version, if it has other memory rules than the question's version; else empty."""
-        version = self.parsed_log.version
-        has_same_rules = not version or self.engine.named_version(version).rules_version == self.version.rules_version
-        return "" if has_same_rules else version
+        logged_version = self.parsed_log.version
+        has_same_rules = (
+            not logged_version or self.engine.named_version(logged_version).rules_version == self.version.rules_version
+        )
+        return "" if has_same_rules else logged_version
 
     @cached_property
     def terms(self) -> dict[str, int]:
@@ -97,7 +99,11 @@ class ReceiptFile:
         What the log does not state is a default where the log lists the arguments, else it is as in `engine_flags`.
         """
         logged_flags, _ = modelled_flags_in_log(self.parsed_log, self.engine)
-        typed_flags = {name: value for name, value in engine_flags.items() if name in ("quantize", "quantization")}
+        typed_flags = {
+            flag_name: flag_value
+            for flag_name, flag_value in engine_flags.items()
+            if flag_name in ("quantize", "quantization")
+        }
         run_flags = {**(typed_flags if self.parsed_log.has_complete_arguments else engine_flags), **logged_flags}
         try:
             engine_memory = self.engine.memory_on(self.preset, hardware, self.version, run_flags)

@@ -122,7 +122,7 @@ class RunQuestion(RunOptions):
                 yield framework_record, None
 
     def planned_run(self) -> tuple[Memory, LayoutRequest]:
-        """Returns the first of a plan's runs. Raises `InputError` as `planned_runs` does."""
+        """Returns the first run that `planned_runs` yields, with its layout options. Raises the same `InputError`s."""
         run_memory, layout, _ = next(self.planned_runs())
         return run_memory, layout
 
@@ -136,8 +136,8 @@ class RunQuestion(RunOptions):
         """
         from ..frameworks.registry import ADAPTER_PLAN_ZERO_STAGES, framework, frameworks_for_plans
 
-        layout, refusal_error, has_planned_run = self.layout, None, False
-        first_framework, *other_frameworks = frameworks_for_plans(layout, self.hardware)
+        layout_request, refusal_error, has_planned_run = self.layout, None, False
+        first_framework, *other_frameworks = frameworks_for_plans(layout_request, self.hardware)
         if self.settings.recompute_choice().modules:  # which Megatron alone has
             other_frameworks = []
         yields_every_framework = self.settings.lora_rank is not None and bool(other_frameworks)
@@ -145,11 +145,11 @@ class RunQuestion(RunOptions):
             other_frameworks = [*map(framework, ADAPTER_PLAN_ZERO_STAGES), other_frameworks[0]]
         for framework_record in (first_framework, *other_frameworks):
             run_layout, run_memory = (
-                layout,
+                layout_request,
                 self.with_selective_modules_of_framework(framework_record).memory_on_one_device(),
             )
             try:
-                framework_record.check_run(run_memory, layout.framework_version or "")
+                framework_record.check_run(run_memory, layout_request.framework_version or "")
             except InputError as error:
                 refusal_error = error
                 continue
@@ -157,15 +157,18 @@ class RunQuestion(RunOptions):
                 if self.hardware is not None and run_memory.states.total_bytes > self.hardware.capacity_bytes:
                     continue
                 is_divided = any(
-                    getattr(layout, name) not in (None, 1) for name in framework_record.layout_rules.untried_size_names
+                    getattr(layout_request, size_name) not in (None, 1)
+                    for size_name in framework_record.layout_rules.untried_size_names
                 )
-                if is_divided or (layout.zero and ADAPTER_PLAN_ZERO_STAGES[framework_record.name] is None):
+                if is_divided or (layout_request.zero and ADAPTER_PLAN_ZERO_STAGES[framework_record.name] is None):
                     continue
-                parallel_degrees: dict[str, Any] = {
-                    degree_name: getattr(layout, degree_name) or 1 for degree_name in ("tp", "cp", "pp", "ep")
+                group_sizes: dict[str, Any] = {
+                    group_name: getattr(layout_request, group_name) or 1 for group_name in ("tp", "cp", "pp", "ep")
                 }
                 run_layout = replace(
-                    layout, **parallel_degrees, zero=layout.zero or ADAPTER_PLAN_ZERO_STAGES[framework_record.name]
+                    layout_request,
+                    **group_sizes,
+                    zero=layout_request.zero or ADAPTER_PLAN_ZERO_STAGES[framework_record.name],
                 )
             has_planned_run = True
             ends_plan = framework_record is first_framework or not yields_every_framework
@@ -198,51 +201,56 @@ class RunQuestion(RunOptions):
         """Returns the question about an Ollama tag with Ollama's default context; other questions unchanged."""
         from ..frameworks.engines.registry import engine
 
-        settings, layout, ollama_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
+        settings, layout_request, ollama_engine = self.settings, self.layout, engine(LIBRARY_ENGINE)
         if (
             settings.seq is not None
             or not is_library_tag(self.preset.target)
             or settings.phase not in SERVING_PHASES
             or len(self.accelerators) != 1
             or not ollama_engine.runs_on(self.accelerators[0])
-            or layout.framework is not None
+            or layout_request.framework is not None
             or ollama_engine.default_context is None
             or not self.memory_on_one_device().has_gguf_weights
         ):
             return self
-        devices = (layout.tp or 1) * (layout.pp or 1)  # of a replica
-        if layout.devices is not None and layout.dp is not None:
-            devices = max(1, layout.devices // layout.dp)
-        elif layout.devices is not None and layout.tp is None and layout.pp is None:  # on as few as hold its weights
+        replica_devices = (layout_request.tp or 1) * (layout_request.pp or 1)  # of a replica
+        if layout_request.devices is not None and layout_request.dp is not None:
+            replica_devices = max(1, layout_request.devices // layout_request.dp)
+        elif (
+            layout_request.devices is not None and layout_request.tp is None and layout_request.pp is None
+        ):  # on as few as hold its weights
             weight_bytes = self.memory_on_one_device().states.weights
-            devices = max(1, min(layout.devices, -(-weight_bytes // self.accelerators[0].capacity_bytes)))
+            replica_devices = max(
+                1, min(layout_request.devices, -(-weight_bytes // self.accelerators[0].capacity_bytes))
+            )
         default_context = cache(partial(ollama_engine.default_context, self.preset, self.accelerators[0]))
         try:
-            context = default_context(devices)
+            context_tokens = default_context(replica_devices)
         except InputError:  # Ollama has no such model
             return self
         return replace(
             self,
-            preset=self.preset_with_ollama_context(context),
-            settings=settings.with_changes(seq=settings.seq_in_context(context)),
+            preset=self.preset_with_ollama_context(context_tokens),
+            settings=settings.with_changes(seq=settings.seq_in_context(context_tokens)),
             default_context=default_context,
         )
 
-    def preset_with_ollama_context(self, context: int) -> Preset:
+    def preset_with_ollama_context(self, context_tokens: int) -> Preset:
         """Returns the preset with a note on Ollama's context length, in tokens, in place of an earlier such note."""
         from ..frameworks.engines.registry import engine
 
-        note = engine(LIBRARY_ENGINE).default_context_note(context)
+        context_note = engine(LIBRARY_ENGINE).default_context_note(context_tokens)
         earlier_notes = self.preset.run_notes if self.default_context is None else self.preset.run_notes[:-1]
-        return self.preset.model_copy(update={"run_notes": (*earlier_notes, note)})
+        return self.preset.model_copy(update={"run_notes": (*earlier_notes, context_note)})
 
     def refuse_images_and_audio(self, command: str) -> None:
         """Raises `InputError` for images and audio in a command that does not count encoders."""
-        option = self.settings.inputs.option
-        if option:
+        option_name = self.settings.inputs.option
+        if option_name:
             raise InputError(
-                f"{option}: {command} does not count encoders; expected the tokens in --seq (llmcalc kv and memory "
-                f"take {option})"
+                f"{option_name}: {command} does not count encoders; expected the tokens in --seq (llmcalc kv "
+                f"and memory "
+                f"take {option_name})"
             )
 
     def require_one_accelerator(self) -> None:
@@ -368,7 +376,7 @@ def build_run_question(
     run_options: RunOptions,
     *,
     launch_file: str | Path | None = None,
-    is_setting_given: Callable[[str], bool] = lambda field: False,
+    is_setting_given: Callable[[str], bool] = lambda option_name: False,
     allow_unknown: bool = False,
     command: str = "memory",
     **model_options: Any,
@@ -424,10 +432,11 @@ def build_run_question(
         launched_run = replace(launched_run, notes=(*launched_run.notes, hardware_note))
     if is_setting_given("phase") and run_options.settings.phase != "training":
         raise InputError(f"--phase: {launched_run.name_in_errors} starts training; remove the option")
-    for field, option_value in model_options.items() if launched_run.spec is not None else ():
+    for option_name, option_value in model_options.items() if launched_run.spec is not None else ():
         if option_value:
             raise InputError(
-                f"{option(field)}: {launched_run.name_in_errors} defines the model that it trains; remove the option"
+                f"{option(option_name)}: {launched_run.name_in_errors} defines the model that it trains; remove "
+                f"the option"
             )
     if launched_run.spec is None:
         preset = model_of_launch_file(
@@ -488,7 +497,11 @@ def _with_classification_head(preset: Preset, score_head_num_labels: int) -> Pre
 
 def _settings_without_logits(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a run's settings without those of token logits, which a classification head does not have."""
-    other_settings = {name: value for name, value in settings.items() if name not in LOGIT_SETTINGS}
+    other_settings = {
+        setting_name: setting_value
+        for setting_name, setting_value in settings.items()
+        if setting_name not in LOGIT_SETTINGS
+    }
     return other_settings if settings.get("cross_entropy") is None else {**other_settings, "cross_entropy": "eager"}
 
 
@@ -574,10 +587,11 @@ _FOLDER_OF_VARIABLE = re.compile(r"\$\w+/(?:[^$`/]+/)*[^$`/]+/?")
 def _typed_settings_and_layout_options(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:
     """Returns the settings and layout options that the user typed in addition to a launch file."""
     return {
-        field.name: option_value
+        option_field.name: option_value
         for option_group, excepted_fields in ((settings, ("phase",)), (layout, ("devices", "framework_version")))
-        for field in fields(option_group)
-        if field.name not in excepted_fields and (option_value := getattr(option_group, field.name)) is not None
+        for option_field in fields(option_group)
+        if option_field.name not in excepted_fields
+        and (option_value := getattr(option_group, option_field.name)) is not None
     }
 
 
@@ -596,27 +610,40 @@ def with_published_weights(launched_run: Launch, preset: Preset) -> Launch:
     if launched_run.settings.get("lora_rank") is not None:
         is_autocast = launched_run.settings.get("precision") == "autocast"
         adapter_settings = {
-            name: value for name, value in launched_run.settings.items() if name != "precision" or is_autocast
+            setting_name: setting_value
+            for setting_name, setting_value in launched_run.settings.items()
+            if setting_name != "precision" or is_autocast
         }
         dtype_note = f"frozen weights in {preset.dtype}, the checkpoint's number format"
         return replace(
             launched_run, settings={**adapter_settings, "dtype": preset.dtype}, notes=(*launched_run.notes, dtype_note)
         )
-    settings = {name: value for name, value in launched_run.settings.items() if name != "precision"}
+    other_settings = {
+        setting_name: setting_value
+        for setting_name, setting_value in launched_run.settings.items()
+        if setting_name != "precision"
+    }
     dtype_note = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
     notes = (*launched_run.notes, dtype_note)
-    return replace(launched_run, settings={**settings, "dtype": preset.dtype, "master_weights": "none"}, notes=notes)
+    return replace(
+        launched_run, settings={**other_settings, "dtype": preset.dtype, "master_weights": "none"}, notes=notes
+    )
 
 
 def check_loss_implementation(settings: Settings, framework_record: Framework) -> None:
     """Raises `InputError` for a cross-entropy implementation that belongs to the library of another framework."""
-    loss = settings.cross_entropy
-    if loss in FRAMEWORK_LOSSES and loss not in framework_record.library_losses:
+    loss_implementation = settings.cross_entropy
+    if loss_implementation in FRAMEWORK_LOSSES and loss_implementation not in framework_record.library_losses:
         from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
-        frameworks_text = " or ".join(name for name in FRAMEWORK_NAMES if loss in framework(name).library_losses)
+        frameworks_text = " or ".join(
+            framework_name
+            for framework_name in FRAMEWORK_NAMES
+            if loss_implementation in framework(framework_name).library_losses
+        )
         raise InputError(
-            f"--cross-entropy {loss}: {framework_record.title} has no such loss; expected --framework {frameworks_text}"
+            f"--cross-entropy {loss_implementation}: {framework_record.title} has no such loss; expected "
+            f"--framework {frameworks_text}"
         )
 
 
@@ -641,7 +668,11 @@ def _check_precision(settings: Settings, framework_record: Framework) -> None:
     if precision in PRODUCT_FORMAT_BY_PRECISION and precision not in framework_record.low_precision_formats:
         from ..frameworks.registry import FRAMEWORK_NAMES, framework
 
-        supporting_frameworks = [name for name in FRAMEWORK_NAMES if precision in framework(name).low_precision_formats]
+        supporting_frameworks = [
+            framework_name
+            for framework_name in FRAMEWORK_NAMES
+            if precision in framework(framework_name).low_precision_formats
+        ]
         expected_text = "llmcalc time, which has it, or bf16-master"
         if supporting_frameworks:
             expected_text = f"--framework {' or '.join(supporting_frameworks)}"
@@ -681,14 +712,14 @@ QuestionAnswer = TypeVar("QuestionAnswer")
 
 
 def name_file_in_errors(
-    question: Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer],
+    question_function: Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer],
 ) -> Callable[Concatenate[RunQuestion, Parameters], QuestionAnswer]:
     """Wraps a question's function so that errors about options of a launch file name the file and its argument."""
 
-    @wraps(question)
+    @wraps(question_function)
     def ask(run_question: RunQuestion, /, *arguments: Parameters.args, **options: Parameters.kwargs) -> QuestionAnswer:
         try:
-            return question(run_question, *arguments, **options)
+            return question_function(run_question, *arguments, **options)
         except InputError as error:
             raise error if run_question.launch is None else run_question.launch.error_in_file_terms(error) from None
 
@@ -730,7 +761,7 @@ def layout_check_of_framework(
 def _engine_fit_function(
     run_question: RunQuestion, run_memory: Memory
 ) -> Callable[[Hardware], MemoryFit | None] | None:
-    """Returns a function of an accelerator that decides whether the run fits by llama.cpp's buffers; None in training.
+    """Returns a function that tells whether the run fits on an accelerator under llama.cpp; None in training.
 
     None for training, and where engines are not read, as on the page.
     """
@@ -744,7 +775,7 @@ def _engine_fit_function(
 
 
 def _replica_under_engine(run_question: RunQuestion, run_memory: Memory) -> ReplicaFit | None:
-    """Returns the best replica on the named accelerators by llama.cpp's buffers, as `fit` has it; None for torch's.
+    """Returns the best replica on the named accelerators under llama.cpp, as in `fit`; None if torch runs the model.
 
     None for several kinds of accelerators, and where engines are not read, as on the page.
     """
@@ -801,7 +832,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
 
     framework_record = framework_of(layout) if launched_run is None else framework(launched_run.framework)
     check_loss_and_precision_of_framework(run_question.settings, framework_record)
-    version = layout.framework_version or ""
+    framework_version = layout.framework_version or ""
     run_memory = run_question.with_selective_modules_of_framework(framework_record).memory_on_one_device()
     with suggest_nearest_layouts(
         run_question.preset.model,
@@ -817,7 +848,7 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
                 run_memory,
                 launched_run.layout,
                 framework_record,
-                version,
+                framework_version,
                 launched_run.framework_settings,
                 launched_run.frozen_model,
                 encoders=None if lacks_encoders else launched_run.encoders,
@@ -830,17 +861,17 @@ def ask_memory(run_question: RunQuestion, draft_preset: Preset | None = None) ->
             answer_fields["engine_fit"] = None if best_replica is None else best_replica.fit
             best_replica = best_replica or serving_replicas(run_memory, hardware, layout)[1]
             if run_question.default_context is not None:
-                context = run_question.default_context(best_replica.layout.replica_devices)
-                run_memory = run_memory.with_changes(seq=run_memory.settings.seq_in_context(context))
-                answer_fields["preset"] = run_question.preset_with_ollama_context(context)
-            cluster = Cluster.with_framework(run_memory, best_replica.layout, framework_record, version)
+                context_tokens = run_question.default_context(best_replica.layout.replica_devices)
+                run_memory = run_memory.with_changes(seq=run_memory.settings.seq_in_context(context_tokens))
+                answer_fields["preset"] = run_question.preset_with_ollama_context(context_tokens)
+            cluster = Cluster.with_framework(run_memory, best_replica.layout, framework_record, framework_version)
             answer_fields["hardware_of_chosen_layout"] = hardware
         else:
             trained_spec = run_memory.spec if run_question.settings.phase == "training" else None
             stated_layout = layout_of(layout, trained_spec)
             answer_fields["planned_framework"] = _preferred_framework_if_other(run_question, framework_record)
             cluster = Cluster.with_framework(
-                with_usual_micro_batches(run_memory, stated_layout), stated_layout, framework_record, version
+                with_usual_micro_batches(run_memory, stated_layout), stated_layout, framework_record, framework_version
             )
         ranks_answer = RanksMemoryAnswer.of_result(cluster, **answer_fields, launch=launched_run)
         _ = ranks_answer.fits  # replays every rank that differs, so that an impossible layout raises here

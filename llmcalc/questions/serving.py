@@ -19,7 +19,7 @@ from ..workload.setting import option
 from ..workload.validation import LARGEST_COUNT
 from .runs import RunQuestion
 from .time_and_cost_options import DRAFT_TOKENS, CostOptions, ServeOptions, TimeOptions
-from .times import software_stack_of_engine, timed_run
+from .times import engine_stack_name, timed_run
 
 if TYPE_CHECKING:
     from ..frameworks.engines.engine import Engine
@@ -53,8 +53,8 @@ def ask_serve(
     from ..reports.calibration import with_calibration
     from ..reports.serve import report
 
-    options, assumed_options, origin = with_assumed_request_tokens(preset, options)
-    assumption_note = f"assumed: {' '.join(assumed_options)} ({origin})" if assumed_options else ""
+    options, assumed_options, assumption_origin = with_assumed_request_tokens(preset, options)
+    assumption_note = f"assumed: {' '.join(assumed_options)} ({assumption_origin})" if assumed_options else ""
     server_study = replace(serve_study(preset, hardware, options, read_model), assumption_note=assumption_note)
     calibration = _calibration_of_options(preset, hardware, options, read_model)
     if calibration is not None:
@@ -82,15 +82,17 @@ def with_assumed_request_tokens(preset: Preset, options: RequestOptions) -> tupl
     if isinstance(options, ServeOptions) and options.trace is not None:
         return options, [], ""
     max_positions = learned_positions(preset.model) or LARGEST_COUNT
-    output = OUTPUT_TOKENS if options.output is None else options.output
-    is_too_long = options.input is None and output < max_positions < SHORT_CONTEXT + output
-    request_tokens = {"input": max_positions - output if is_too_long else SHORT_CONTEXT, "output": OUTPUT_TOKENS}
+    output_tokens = OUTPUT_TOKENS if options.output is None else options.output
+    is_too_long = options.input is None and output_tokens < max_positions < SHORT_CONTEXT + output_tokens
+    request_tokens = {"input": max_positions - output_tokens if is_too_long else SHORT_CONTEXT, "output": OUTPUT_TOKENS}
     assumed_tokens: dict[str, Any] = {
-        field: tokens for field, tokens in request_tokens.items() if getattr(options, field) is None
+        field_name: token_count
+        for field_name, token_count in request_tokens.items()
+        if getattr(options, field_name) is None
     }
-    assumed_options = [f"{option(field)} {tokens}" for field, tokens in assumed_tokens.items()]
-    origin = "the longest request of the model" if is_too_long else "as `vllm bench serve` sends by default"
-    return replace(options, **assumed_tokens), assumed_options, origin
+    assumed_options = [f"{option(field_name)} {token_count}" for field_name, token_count in assumed_tokens.items()]
+    origin_text = "the longest request of the model" if is_too_long else "as `vllm bench serve` sends by default"
+    return replace(options, **assumed_tokens), assumed_options, origin_text
 
 
 def _calibration_of_options(
@@ -102,9 +104,11 @@ def _calibration_of_options(
     from .measured_rows import calibration_of_file
 
     layout = LayoutRequest(devices=options.devices, tp=options.tp, pp=options.pp)
-    question = RunQuestion(preset=preset, settings=settings_of(phase="decode"), layout=layout, accelerators=(hardware,))
+    run_question = RunQuestion(
+        preset=preset, settings=settings_of(phase="decode"), layout=layout, accelerators=(hardware,)
+    )
     time_options = TimeOptions(stack=options.stack, nic=options.nic, engine=options.engine)
-    return calibration_of_file(options.calibrate, question, time_options, read_model, timed_run)
+    return calibration_of_file(options.calibrate, run_question, time_options, read_model, timed_run)
 
 
 def serve_study(
@@ -126,7 +130,7 @@ def serve_study(
     request_trace = _trace_of_options(options)
     if options.concurrency is not None and options.rate is not None:
         raise InputError("--rate: --concurrency says the load already; expected one of the two")
-    engine_record, version = engine_and_version(options.engine or USUAL_ENGINE)
+    engine_record, engine_version = engine_and_version(options.engine or USUAL_ENGINE)
     if engine_record.layout_flags is None:
         engine_names = [engine_name for engine_name in ENGINE_FOLDERS if engine(engine_name).layout_flags is not None]
         raise InputError(
@@ -157,14 +161,14 @@ def serve_study(
     longest_request = request_sizes.total_tokens if request_trace is None else request_trace.longest_request
     latency_limits = LatencyLimits(options.concurrency, options.rate, options.ttft, options.tpot)
     speculation, draft_flags = _speculation_of_options(preset, engine_record, options, read_model)
-    software_stack = find_stack(options.stack or software_stack_of_engine(options.engine, hardware), "inference")
+    software_stack = find_stack(options.stack or engine_stack_name(options.engine, hardware), "inference")
     return ServeStudy(
         preset,
         hardware,
         device_of(hardware, options.nic),
         software_stack,
         engine_record,
-        version,
+        engine_version,
         dict(_formats_with_memories(preset, hardware, options, longest_request)),
         request_sizes,
         latency_limits,
@@ -228,7 +232,9 @@ def _speculation_of_options(
     from ..costs.draft import check_draft, target_state_reader
     from ..timing.speculation import Speculation, acceptance_for_accepted_length
 
-    typed_options = [field for field in ("acceptance", "draft_tokens") if getattr(options, field) is not None]
+    typed_options = [
+        option_name for option_name in ("acceptance", "draft_tokens") if getattr(options, option_name) is not None
+    ]
     if options.draft is None:
         if typed_options:
             raise InputError(
@@ -245,19 +251,19 @@ def _speculation_of_options(
     if options.draft == "mtp" and preset.model.mtp is None:
         raise InputError("--draft mtp: the model has no modules of multi-token prediction; expected a TARGET or ngram")
     draft_method = options.draft if options.draft in ("mtp", "ngram") else "model"
-    draft = None
+    draft_preset = None
     if draft_method == "model":
-        draft = options.draft if isinstance(options.draft, Preset) else read_model(options.draft)
-        reads_states = target_state_reader(draft.model) is not None
-        check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}", not reads_states)
-    spec = None if draft is None else draft.model
+        draft_preset = options.draft if isinstance(options.draft, Preset) else read_model(options.draft)
+        reads_states = target_state_reader(draft_preset.model) is not None
+        check_draft(preset.model, draft_preset.model, preset.name, f"--draft {draft_preset.name}", not reads_states)
+    draft_spec = None if draft_preset is None else draft_preset.model
     acceptance = (
         options.acceptance
         if options.acceptance < 1
         else acceptance_for_accepted_length(options.acceptance, draft_token_count)
     )
-    return Speculation(draft_token_count, acceptance, spec, draft_method == "mtp"), engine_record.draft_flags(
-        draft_method, draft, draft_token_count
+    return Speculation(draft_token_count, acceptance, draft_spec, draft_method == "mtp"), engine_record.draft_flags(
+        draft_method, draft_preset, draft_token_count
     )
 
 
@@ -305,10 +311,12 @@ def _parse_formats(option_name: str, formats_text: str | None) -> Sequence[str |
     """Parses a comma-separated list of number formats; None for the published format."""
     if formats_text is None:
         return [None]
-    format_words = [word.strip() for word in str(formats_text)[: LARGEST_COUNT.bit_length() * 20].split(",")]
+    format_words = [
+        format_word.strip() for format_word in str(formats_text)[: LARGEST_COUNT.bit_length() * 20].split(",")
+    ]
     if not all(format_words):
         raise InputError(
             f"{option_name}: {short_repr(formats_text)}; expected formats with commas between them, "
             f"such as {AUTO_FORMAT},fp8"
         )
-    return [None if word == AUTO_FORMAT else word for word in format_words]
+    return [None if format_word == AUTO_FORMAT else format_word for format_word in format_words]

@@ -36,12 +36,14 @@ DRAFT_TOKENS = 3
 """Default of `--draft-tokens`, the number of drafted tokens per step."""
 
 
-def parse_nic(option_name: str, gigabytes: Any) -> float:
+def parse_nic(option_name: str, gigabytes_per_second: Any) -> float:
     """Parses a network's GB/s and returns bytes/s. Raises `InputError`, which names `option_name`, for other values."""
-    number_text = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
-    bandwidth = 0.0 if number_text is None or isinstance(gigabytes, bool) else float(number_text[0])
+    number_text = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes_per_second).strip())
+    bandwidth = 0.0 if number_text is None or isinstance(gigabytes_per_second, bool) else float(number_text[0])
     if not 0 < bandwidth <= MAX_NIC:
-        raise InputError(f"{option_name}: {short_repr(gigabytes)}; expected GB/s of a device's network, such as 50")
+        raise InputError(
+            f"{option_name}: {short_repr(gigabytes_per_second)}; expected GB/s of a device's network, such as 50"
+        )
     return bandwidth * 1e9
 
 

@@ -51,15 +51,15 @@ def settings_with_timed_phase(
     from ..timing.software_stacks import stack_names
 
     can_train = (options.stack or "").partition("+")[0] in stack_names("training")
-    framework = run_question.layout.framework
-    if framework is not None and is_setting_given("users"):
-        raise users_in_training_error(f"--framework {framework}")
+    framework_name = run_question.layout.framework
+    if framework_name is not None and is_setting_given("users"):
+        raise users_in_training_error(f"--framework {framework_name}")
     if has_context_alone:
         raise InputError(
             f"--context: is what a cache has before a prompt; expected --seq {options.context} for a token after so "
             "many, or --seq with the prompt's tokens too"
         )
-    if options.global_batch is not None or can_train or framework is not None:
+    if options.global_batch is not None or can_train or framework_name is not None:
         return settings.with_changes(phase="training")
     reads_prompt = bool(run_question.preset.model.model_without_tokens) or options.server or options.context is not None
     return settings.with_changes(phase="prefill" if reads_prompt else "decode")
@@ -124,7 +124,7 @@ def _calibrated_options(
 
 
 def timed_run(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
-    """Returns the time of a run. Raises the `InputError`s of `ask_time`."""
+    """Returns the `TimedRun` of a run, with its estimated seconds. Raises the `InputError`s of `ask_time`."""
     if run_question.settings.phase == "training":
         return _training_time(run_question, options)
     return _inference_time(run_question, options)
@@ -135,9 +135,9 @@ def _training_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun:
     from ..parallel.nearest_layouts import suggest_nearest_layouts
     from ..studies.run_time import time_training
 
-    for field in ("engine", "context", "server"):
-        if getattr(options, field):
-            raise InputError(f"{option(field)}: is of inference; expected --phase prefill or decode")
+    for inference_option in ("engine", "context", "server"):
+        if getattr(options, inference_option):
+            raise InputError(f"{option(inference_option)}: is of inference; expected --phase prefill or decode")
     hardware = run_question.hardware
     assert hardware is not None
     layout_arguments = run_question.preset.model, run_question.layout, run_question.tokens
@@ -284,14 +284,14 @@ def fastest_plan(run_question: RunQuestion, options: TimeOptions, global_batch: 
         raise incomplete_search_error(plan)
     if not plan.ranked_layouts.fitting_candidates or plan.ranked_layouts.fitting_candidates[0].seconds is None:
         raise _no_layout_error(plan, run_question, run_question.layout.devices)
-    longer = None
+    longer_layout = None
     if global_batch is not None:
-        longer = longer_micro_batches(
+        longer_layout = longer_micro_batches(
             run_question, plan, lambda framework_record: time_settings(run_question, framework_record, options)
         )
-    if longer is None:
+    if longer_layout is None:
         return plan
-    settings = run_question.settings.with_changes(batch=longer.micro_batch)
+    settings = run_question.settings.with_changes(batch=longer_layout.micro_batch)
     return fastest_plan(replace(run_question, settings=settings), options, global_batch)
 
 
@@ -302,10 +302,12 @@ def options_added_by_plan(run_question: RunQuestion, plan: LayoutPlan) -> dict[s
     candidate = plan.ranked_layouts.fitting_candidates[0]
     typed_layout = layout_of(replace(run_question.layout, framework=plan.framework.name), run_question.preset.model)
     typed_options = typed_layout.options_by_field()
-    options = {
-        name: text for name, text in candidate.layout.options_by_field().items() if typed_options.get(name) != text
+    added_options = {
+        field_name: option_text
+        for field_name, option_text in candidate.layout.options_by_field().items()
+        if typed_options.get(field_name) != option_text
     }
-    return options | ({"recompute": f"--recompute {candidate.recompute}"} if candidate.recompute else {})
+    return added_options | ({"recompute": f"--recompute {candidate.recompute}"} if candidate.recompute else {})
 
 
 def _plan_with_fewest_added_options(
@@ -318,14 +320,15 @@ def _plan_with_fewest_added_options(
     """
     if not plan.ranked_layouts.fitting_candidates:
         return plan
-    candidate, options = plan.ranked_layouts.fitting_candidates[0], options_added_by_plan(run_question, plan)
-    layout_fields = [field_name for field_name in options if field_name != "recompute"]
-    for option_count in range(1, len(options)):
+    candidate, added_options = plan.ranked_layouts.fitting_candidates[0], options_added_by_plan(run_question, plan)
+    layout_fields = [field_name for field_name in added_options if field_name != "recompute"]
+    for option_count in range(1, len(added_options)):
         fitting_plans = []
         for may_recompute in (False, True):
-            for fields in combinations(layout_fields, option_count - may_recompute):
+            for chosen_fields in combinations(layout_fields, option_count - may_recompute):
                 layout_request = replace(
-                    run_question.layout, **{field_name: getattr(candidate.layout, field_name) for field_name in fields}
+                    run_question.layout,
+                    **{field_name: getattr(candidate.layout, field_name) for field_name in chosen_fields},
                 )
                 smaller_plan = plan_request(layout_request, may_recompute=may_recompute)
                 if (
@@ -367,7 +370,7 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
                 f"--devices {devices}: {ranked_layouts.tried_count:,} layouts were tried, and {refusal_reason}; "
                 f"expected {expected_text}"
             )
-        suggestion, layout_request = "", run_question.layout
+        suggestion_text, layout_request = "", run_question.layout
         has_typed_sizes = any((layout_request.tp, layout_request.pp, layout_request.cp, layout_request.ep))
         if has_typed_sizes and refusal_reason in (
             UNDIVIDED_HEADS,
@@ -375,10 +378,10 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
             TOO_MANY_STAGES,
             UNDIVIDED_EXPERTS,
         ):
-            suggestion = nearest_layouts_text(run_question.preset.model, layout_request, run_question.tokens)
+            suggestion_text = nearest_layouts_text(run_question.preset.model, layout_request, run_question.tokens)
         return InputError(
             f"--devices {devices}: none of {ranked_layouts.tried_count:,} layouts can be counted, "
-            f"most because {refusal_reason}; {suggestion or 'expected --step with a measured step'}"
+            f"most because {refusal_reason}; {suggestion_text or 'expected --step with a measured step'}"
         )
     settings, memory_advice = run_question.settings, "more devices"
     if settings.lora_rank is not None and settings.base in (None, "none"):
@@ -388,7 +391,7 @@ def _no_layout_error(plan: LayoutPlan, run_question: RunQuestion, devices: int |
     if settings.seq and plan.memory.states.total_bytes < (devices or 1) * run_question.hardware.capacity_bytes:
         memory_advice += f", a --seq below {settings.seq}"  # what is too much are activations
     untried_text = "".join(
-        f" ({sentence})" for sentence in untried_framework_sentences(run_question, plan.framework.name)
+        f" ({untried_sentence})" for untried_sentence in untried_framework_sentences(run_question, plan.framework.name)
     )
     return InputError(
         f"--devices {devices}: no layout of {ranked_layouts.tried_count:,} under {plan.framework.title} fits "
@@ -431,12 +434,12 @@ def _without_adapters(run_question: RunQuestion) -> RunQuestion:
     """
     default_settings = Settings(run_question.settings.phase)
     adapter_settings = [
-        setting
-        for setting, declaration in declarations_of(Settings).items()
-        if "lora_rank" in (setting, declaration.setting.required_setting)
+        setting_name
+        for setting_name, declaration in declarations_of(Settings).items()
+        if "lora_rank" in (setting_name, declaration.setting.required_setting)
     ]
     settings = run_question.settings.with_changes(
-        **{setting: getattr(default_settings, setting) for setting in adapter_settings}
+        **{setting_name: getattr(default_settings, setting_name) for setting_name in adapter_settings}
     )
     return replace(run_question, settings=settings)
 
@@ -518,7 +521,9 @@ def _unpriced_settings(run_question: RunQuestion) -> tuple[str, ...]:
     if launched_run is None:
         return () if loss_chunk is None else (f"--loss-chunk {loss_chunk}",)
     slow_variables = [
-        f"{name}={value}" for name, value in SLOW_VARIABLES.items() if launched_run.env.get(name) == value
+        f"{variable_name}={variable_value}"
+        for variable_name, variable_value in SLOW_VARIABLES.items()
+        if launched_run.env.get(variable_name) == variable_value
     ]
     is_deterministic = getattr(launched_run.framework_settings, "deterministic_mode", False)
     return (*slow_variables, *(["--deterministic-mode"] if is_deterministic else []))
@@ -600,12 +605,12 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
         run_question, run_memory, engine_text, options.stack or framework_stack
     )
     with suggest_nearest_layouts(run_question.preset.model, layout_request, run_question.tokens):
-        stack = (
+        stack_name = (
             options.stack
             or framework_stack
-            or (software_stack_of_engine(engine_text, hardware) if engine_text else usual_stack(hardware, run_memory))
+            or (engine_stack_name(engine_text, hardware) if engine_text else usual_stack(hardware, run_memory))
         )
-        pass_settings = TimeSettings(stack, options.overlap, options.nic, factors=options.factors or UNIT_FACTORS)
+        pass_settings = TimeSettings(stack_name, options.overlap, options.nic, factors=options.factors or UNIT_FACTORS)
         run_memory = with_format_of_stack(run_memory, pass_settings.supporting_stack("decode"))
         if layout_request.framework is None:
             layout_request = layout_request.with_experts_of_a_server()
@@ -617,9 +622,9 @@ def _inference_time(run_question: RunQuestion, options: TimeOptions) -> TimedRun
         else:
             layout, engine_bytes = serving_layout(run_memory, hardware, layout_request), None
         if default_context is not None:
-            context = default_context(layout.replica_devices)
-            run_memory = run_memory.with_changes(seq=run_memory.settings.seq_in_context(context))
-            context_notes = (engine(LIBRARY_ENGINE).default_context_note(context),)
+            context_tokens = default_context(layout.replica_devices)
+            run_memory = run_memory.with_changes(seq=run_memory.settings.seq_in_context(context_tokens))
+            context_notes = (engine(LIBRARY_ENGINE).default_context_note(context_tokens),)
         try:
             _check_divided_blocks(run_memory, layout)
         except InputError as error:
@@ -664,7 +669,7 @@ def _layout_of_named_server(
     from ..studies.fit_options import MAX_SPLIT_DEVICES
     from ..studies.fit_serving import is_separate_computer
 
-    devices, spec = layout_request.devices or 1, run_memory.spec
+    device_count, spec = layout_request.devices or 1, run_memory.spec
     if not _is_registered_engine(engine_text):
         return layout_request
     engine_record, _ = engine_and_version(engine_text)
@@ -673,20 +678,22 @@ def _layout_of_named_server(
     if not layout_request.is_undivided or is_separate_computer(hardware):
         return layout_request
     if not engine_record.reads_library_tags:
-        layout_request = replace(layout_request, tp=devices)
+        layout_request = replace(layout_request, tp=device_count)
         refusal_reason = layout_refusal(model_axes(spec), layout_request.layout(), spec.layer_count, 1)
         if refusal_reason in (UNDIVIDED_HEADS, UNDIVIDED_WIDTHS):
             raise ImpossibleLayout(
-                f"--devices {devices}: {engine_record.title} divides each matrix among all of them (tp {devices}), and "
+                f"--devices {device_count}: {engine_record.title} divides each matrix among all of them (tp "
+                f"{device_count}), and "
                 f"{refusal_reason}"
             )
         return layout_request
-    if devices > MAX_SPLIT_DEVICES:
+    if device_count > MAX_SPLIT_DEVICES:
         raise InputError(
-            f"--devices {devices}: {engine_record.title} divides layers among up to {MAX_SPLIT_DEVICES} accelerators; "
+            f"--devices {device_count}: {engine_record.title} divides layers among up to {MAX_SPLIT_DEVICES} "
+            f"accelerators; "
             f"expected at most {MAX_SPLIT_DEVICES}"
         )
-    stage_count = min(_used_devices(run_question, run_memory, hardware, engine_text, devices), spec.layer_count)
+    stage_count = min(_used_devices(run_question, run_memory, hardware, engine_text, device_count), spec.layer_count)
     return replace(layout_request, devices=stage_count, pp=stage_count)
 
 
@@ -740,11 +747,11 @@ def _llama_cpp_layout(
     from .usual_engines import best_replica_under_usual_engine, with_replicas_divided_by_layers
 
     device_request = replace(layout_request, devices=layout_request.devices or layout_request.layout().world_size)
-    replica = best_replica_under_usual_engine(
+    replica_fit = best_replica_under_usual_engine(
         preset, run_memory.with_changes(phase="inference"), hardware, device_request, default_context
     )
-    if replica is not None:
-        return replica.layout, replica.fit.needed_bytes
+    if replica_fit is not None:
+        return replica_fit.layout, replica_fit.fit.needed_bytes
     layout = serving_layout(run_memory, hardware, layout_request)
     is_several_computers = hardware.vendor in COMPUTER_VENDORS and layout.world_size > 1
     if replace(layout_request, pp=None).is_undivided and not is_several_computers:
@@ -763,8 +770,8 @@ def _check_divided_blocks(run_memory: Memory, layout: Layout) -> None:
     quantized_size = run_memory.states.quantized_size
     if layout.tp == 1 or quantized_size is None or quantized_size.scheme.label == "mxfp4":
         return
-    model, included_parts = rank_model(run_memory.spec, layout, 0), run_memory.states.parameter_count.include
-    memory(model, run_memory.settings, run_memory.published_dtype, included_parts, run_memory.model_config)
+    first_rank_model, included_parts = rank_model(run_memory.spec, layout, 0), run_memory.states.parameter_count.include
+    memory(first_rank_model, run_memory.settings, run_memory.published_dtype, included_parts, run_memory.model_config)
 
 
 def _served_model_notes(run_question: RunQuestion, engine_text: str | None) -> tuple[str, ...]:
@@ -802,16 +809,16 @@ def _run_in_usual_scheme(
         stack_name = stack_text or ("" if engine_record else engine_text or "")
         reading_engine = engine_of_stack(stack_name) if stack_name else engine_record
         if (stack_name or engine_record) and not (reading_engine and reading_engine.reads_library_tags):
-            title = reading_engine.title if reading_engine else find_stack(stack_name, "inference").title
+            software_title = reading_engine.title if reading_engine else find_stack(stack_name, "inference").title
             is_typed = run_question.settings.quantize is not None
-            return run_memory, () if is_typed else tuple(published_tag_notes(run_question.preset, title))
+            return run_memory, () if is_typed else tuple(published_tag_notes(run_question.preset, software_title))
         engine_name = LIBRARY_ENGINE
     usual_scheme = usual_scheme_of(run_memory, engine_name, run_question.preset.target) if engine_name else None
     run_memory = replace(run_memory, names_gguf_file=engine_name == LIBRARY_ENGINE)
     if usual_scheme is None:
         return run_memory, ()
-    scheme, remark = usual_scheme
-    return run_memory.with_changes(quantize=scheme), (remark,)
+    scheme_name, scheme_remark = usual_scheme
+    return run_memory.with_changes(quantize=scheme_name), (scheme_remark,)
 
 
 def _with_server_context(
@@ -855,17 +862,17 @@ def _with_server_context(
         engine_flags = engine_record.read_options(
             {"quantize": run_memory.settings.quantize, "devices": devices if devices > 1 else None}
         )
-        server = engine_record.server(run_question.preset, hardware, version, engine_flags)
-        context = int(engine_record.memory(server).max_model_len)
+        engine_server = engine_record.server(run_question.preset, hardware, version, engine_flags)
+        context_tokens = int(engine_record.memory(engine_server).max_model_len)
     except InputError:
         return run_memory, (), None
     is_context_of_memory = engine_record.default_context is not None
-    if context <= 1 or (
-        not is_context_of_memory and context > default_context_tokens(run_memory.spec, is_decoding=True)
+    if context_tokens <= 1 or (
+        not is_context_of_memory and context_tokens > default_context_tokens(run_memory.spec, is_decoding=True)
     ):
         return run_memory, (), None
-    decoding_memory = run_memory.with_changes(seq=settings.seq_in_context(context))
-    return decoding_memory, (engine_record.default_context_note(context),), None
+    decoding_memory = run_memory.with_changes(seq=settings.seq_in_context(context_tokens))
+    return decoding_memory, (engine_record.default_context_note(context_tokens),), None
 
 
 def _is_registered_engine(engine_text: str | None) -> TypeGuard[str]:
@@ -901,8 +908,8 @@ def serving_layout(run_memory: Memory, hardware: Hardware, layout_request: Layou
     return serving_replicas(run_memory.with_changes(phase="inference"), hardware, layout_request)[1].layout
 
 
-def software_stack_of_engine(engine_text: str | None, hardware: Hardware) -> str:
-    """Returns the name of the software stack by which an engine's time is estimated, for a version if stated.
+def engine_stack_name(engine_text: str | None, hardware: Hardware) -> str:
+    """Returns the name of an engine's software stack. engine_text: the engine, with or without a version.
 
     Raises `InputError` for an unknown engine, and for one that does not run on the accelerator.
     """

@@ -69,11 +69,15 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
             )
     if not traced_requests:
         raise InputError(f"{path}: has no request; expected lines of {', '.join(TRACE_COLUMNS)}")
-    traced_requests.sort(key=lambda request: request.arrival_seconds)
+    traced_requests.sort(key=lambda traced_request: traced_request.arrival_seconds)
     first_arrival_seconds = traced_requests[0].arrival_seconds
     return tuple(
-        TracedRequest(request.arrival_seconds - first_arrival_seconds, request.input_tokens, request.output_tokens)
-        for request in traced_requests
+        TracedRequest(
+            traced_request.arrival_seconds - first_arrival_seconds,
+            traced_request.input_tokens,
+            traced_request.output_tokens,
+        )
+        for traced_request in traced_requests
     )
 
 
@@ -118,7 +122,7 @@ def _check_columns(place_in_error: str, column_names: Any) -> None:
 
 
 def _traced_request(place_in_error: str, row_cells: Mapping[str, Any]) -> TracedRequest:
-    tokens = [
+    token_counts = [
         validate_whole(
             f"{place_in_error}: {column_name}",
             checked_length(f"{place_in_error}: {column_name}", _cell_value(row_cells[column_name])),
@@ -126,7 +130,9 @@ def _traced_request(place_in_error: str, row_cells: Mapping[str, Any]) -> Traced
         )
         for column_name in ("input", "output")
     ]
-    return TracedRequest(_arrival_seconds(f"{place_in_error}: arrival", _cell_value(row_cells["arrival"])), *tokens)
+    return TracedRequest(
+        _arrival_seconds(f"{place_in_error}: arrival", _cell_value(row_cells["arrival"])), *token_counts
+    )
 
 
 def _cell_value(cell_value: Any) -> Any:

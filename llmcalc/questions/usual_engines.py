@@ -93,12 +93,18 @@ class UsualEngine:
         """
         settings, stack_name = memory.settings, usual_stack(hardware, memory)
         engine_records = [
-            record for record in map(engine, ENGINE_FOLDERS) if record.software_stack(NEWEST_VERSION) == stack_name
+            engine_record
+            for engine_record in map(engine, ENGINE_FOLDERS)
+            if engine_record.software_stack(NEWEST_VERSION) == stack_name
         ]
         if settings.phase not in SERVING_PHASES or not engine_records or not engine_records[0].runs_on(hardware):
             return None
         format_settings = {format_field: getattr(settings, format_field) for format_field in FORMAT_SETTINGS}
-        typed_options = {name: format_name for name, format_name in format_settings.items() if format_name is not None}
+        typed_options = {
+            setting_name: format_name
+            for setting_name, format_name in format_settings.items()
+            if format_name is not None
+        }
         seq = int(memory.states.workload.seq)
         return cls(preset, engine_records[0], hardware, settings, seq, typed_options, default_context=default_context)
 
@@ -112,13 +118,15 @@ class UsualEngine:
 
     def _server_for_users(self, users: int) -> Any:
         """Returns the engine's server for this number of users. Raises `InputError` for an unsupported run."""
-        options = dict(self.options)
-        scheme_name = options.pop("quantize", None)
-        is_16_bits = DTYPE_BITS[dtype(options.get("dtype", "bfloat16"))] == 16
+        server_options = dict(self.options)
+        scheme_name = server_options.pop("quantize", None)
+        is_16_bits = DTYPE_BITS[dtype(server_options.get("dtype", "bfloat16"))] == 16
         if self.engine_record.shows_alternatives and is_16_bits:
-            options.pop("dtype", None)  # a GGUF file in 16 bits, as without the option
-        flags = self.engine_record.known_flags()
-        engine_flags = read_flag_values(self.engine_record.title, flags, options, self.engine_record.flags_by_option)
+            server_options.pop("dtype", None)  # a GGUF file in 16 bits, as without the option
+        known_flags = self.engine_record.known_flags()
+        engine_flags = read_flag_values(
+            self.engine_record.title, known_flags, server_options, self.engine_record.flags_by_option
+        )
         engine_flags |= {} if scheme_name is None else {"quantize": scheme_name}
         if self.engine_record.shows_alternatives:  # layers on the host are another run
             engine_flags |= {"fit": "off"} | ({} if self.hardware.is_processor else {"n_gpu_layers": "all"})
@@ -170,8 +178,10 @@ class UsualEngine:
             return None
         used_bytes = self.hardware.capacity_bytes - server.free_bytes
         return [
-            int(sum(term.bytes for term in memory_terms if term.device == device) + used_bytes)
-            for device in server.devices or (HOST_DEVICE,)
+            int(
+                sum(memory_term.bytes for memory_term in memory_terms if memory_term.device == device_name) + used_bytes
+            )
+            for device_name in server.devices or (HOST_DEVICE,)
         ]
 
     def change_to_engine(self, users: int) -> SettingChange | None:
@@ -204,29 +214,40 @@ class UsualEngine:
 
     def fit_with_engine_buffers(self, run_memory: Memory) -> FitAnswer | None:
         """Returns whether a run and the engine's buffers fit together; None if the bytes of the buffers are unknown."""
-        users = int(run_memory.states.workload.batch)
-        device_bytes = self.device_bytes(users)
+        user_count = int(run_memory.states.workload.batch)
+        device_bytes = self.device_bytes(user_count)
         if device_bytes is None:
             return None
         memory_fit = MemoryFit(self.hardware, device_bytes)
-        batch = self._largest_fitting_number(self.device_bytes, users, MAX_BATCH)
-        seq = self._largest_fitting_number(
-            lambda tokens: replace(self, seq=tokens).device_bytes(users), self.seq, MAX_SEQ
+        largest_batch = self._largest_fitting_number(self.device_bytes, user_count, MAX_BATCH)
+        largest_seq = self._largest_fitting_number(
+            lambda tokens: replace(self, seq=tokens).device_bytes(user_count), self.seq, MAX_SEQ
         )
         memory_changes: list[SettingChange] = []
         if memory_fit.verdict == "no":
-            for settings in chain(*single_setting_changes(run_memory, self.hardware, batch, seq)):
-                format_settings = {field: settings[field] for field in FORMAT_SETTINGS if field in settings}
+            for changed_settings in chain(
+                *single_setting_changes(run_memory, self.hardware, largest_batch, largest_seq)
+            ):
+                format_settings = {
+                    field_name: changed_settings[field_name]
+                    for field_name in FORMAT_SETTINGS
+                    if field_name in changed_settings
+                }
                 changed_engine = replace(
-                    self, seq=settings.get("seq", self.seq), options={**self.options, **format_settings}
+                    self, seq=changed_settings.get("seq", self.seq), options={**self.options, **format_settings}
                 )
-                needed_bytes = changed_engine.device_bytes(settings.get("batch", users))
+                needed_bytes = changed_engine.device_bytes(changed_settings.get("batch", user_count))
                 if needed_bytes is not None and needed_bytes < device_bytes:
-                    change_text = cli_options(settings, serves_users=True)
+                    change_text = cli_options(changed_settings, serves_users=True)
                     memory_changes.append(SettingChange(change_text, MemoryFit(self.hardware, needed_bytes)))
         memory_changes.sort(key=lambda memory_change: memory_change.changed_fit.verdict == "no")
         return FitAnswer(
-            run_memory, memory_fit, batch, seq, partial(tuple, memory_changes), engine_title=self.engine_record.title
+            run_memory,
+            memory_fit,
+            largest_batch,
+            largest_seq,
+            partial(tuple, memory_changes),
+            engine_title=self.engine_record.title,
         )
 
     def fit_replicas(self, run_memory: Memory, layout_request: LayoutRequest) -> ServingFitAnswer | None:
@@ -234,10 +255,10 @@ class UsualEngine:
 
         layout_request: `devices` accelerators, in replicas of `pp` each or of any number.
         """
-        replicas = self.tried_replicas(run_memory, layout_request)
-        if not replicas:
+        replica_fits = self.tried_replicas(run_memory, layout_request)
+        if not replica_fits:
             return None
-        best_replica = best_replica_fit(replicas)
+        best_replica = best_replica_fit(replica_fits)
         best_engine = self._divided_among_devices(best_replica.layout.pp)
         run_memory = _with_sequence_length(run_memory, best_engine.seq)
         fit_answer = best_engine.fit_with_engine_buffers(run_memory)
@@ -253,19 +274,23 @@ class UsualEngine:
                 all_changes = (device_change, *fit_answer.changes)
                 fit_answer = replace(fit_answer, find_changes=partial(tuple, all_changes))
         fewest_devices = None if fewest_layout is None else fewest_layout.replica_devices
-        return ServingFitAnswer(run_memory, tuple(replicas), best_replica, fewest_devices, fewest_layout, fit_answer)
+        return ServingFitAnswer(
+            run_memory, tuple(replica_fits), best_replica, fewest_devices, fewest_layout, fit_answer
+        )
 
     def tried_replicas(self, run_memory: Memory, layout_request: LayoutRequest) -> list[ReplicaFit]:
         """Returns the candidates of `fit_replicas`, most replicas first; empty if the bytes of any are unknown."""
-        devices, layers = layout_request.devices, run_memory.spec.layer_count
+        devices, layer_count = layout_request.devices, run_memory.spec.layer_count
         assert devices is not None
         layouts = [
-            layout_divided_by_layers(layers, split_devices, devices // split_devices)
-            for split_devices in divisors(devices, min(MAX_SPLIT_DEVICES, layers))
+            layout_divided_by_layers(layer_count, split_devices, devices // split_devices)
+            for split_devices in divisors(devices, min(MAX_SPLIT_DEVICES, layer_count))
             if layout_request.pp in (None, split_devices) and layout_request.dp in (None, devices // split_devices)
         ]
-        replicas = [replica for replica in (self._replica_fit(run_memory, layout) for layout in layouts) if replica]
-        return replicas if len(replicas) == len(layouts) else []
+        replica_fits = [
+            replica_fit for replica_fit in (self._replica_fit(run_memory, layout) for layout in layouts) if replica_fit
+        ]
+        return replica_fits if len(replica_fits) == len(layouts) else []
 
     def fewest_devices(self, run_memory: Memory, least_devices: int = 1) -> HardwareOption | None:
         """Returns the fewest accelerators, `least_devices` or more, among which the layers fit.
@@ -276,25 +301,30 @@ class UsualEngine:
         most_devices = min(MAX_SPLIT_DEVICES, run_memory.spec.layer_count)
         if is_separate_computer(self.hardware):
             most_devices = 1
-        options: list[HardwareOption] = []
-        for devices in range(least_devices, most_devices + 1):
-            needed_bytes = replace(self, devices=devices).device_bytes(int(run_memory.states.workload.batch))
+        tried_options: list[HardwareOption] = []
+        for device_count in range(least_devices, most_devices + 1):
+            needed_bytes = replace(self, devices=device_count).device_bytes(int(run_memory.states.workload.batch))
             if needed_bytes is None:
                 return None
             memory_fit = MemoryFit(self.hardware, needed_bytes)
-            layout = None if devices == 1 else LayoutRequest(devices=devices, pp=devices).layout()
-            seq = None if self._default_seq(devices) == self.seq else self.seq
-            option = HardwareOption(devices, layout, memory_fit, seq=seq, engine_title=self.engine_record.title)
+            layout = None if device_count == 1 else LayoutRequest(devices=device_count, pp=device_count).layout()
+            seq = None if self._default_seq(device_count) == self.seq else self.seq
+            hardware_option = HardwareOption(
+                device_count, layout, memory_fit, seq=seq, engine_title=self.engine_record.title
+            )
             if memory_fit.verdict == "fits":
-                return option
-            options.append(option)
-        options.sort(
-            key=lambda option: (option.fit.verdict == "no", option.fit.verdict == "no" and option.fit.used_fraction)
+                return hardware_option
+            tried_options.append(hardware_option)
+        tried_options.sort(
+            key=lambda hardware_option: (
+                hardware_option.fit.verdict == "no",
+                hardware_option.fit.verdict == "no" and hardware_option.fit.used_fraction,
+            )
         )
-        return next(iter(options), None)
+        return next(iter(tried_options), None)
 
     def _replica_fit(self, run_memory: Memory, layout: Layout) -> ReplicaFit | None:
-        """Returns whether one replica fits and its seconds per token, by its fullest device; None for unknown bytes."""
+        """Returns whether a replica's fullest device fits, and the seconds per token; None for unknown bytes."""
         split_engine = self._divided_among_devices(layout.pp)
         run_memory = _with_sequence_length(run_memory, split_engine.seq)
         bytes_by_device = split_engine._bytes_of_each_device(int(run_memory.states.workload.batch))
@@ -304,8 +334,8 @@ class UsualEngine:
         memory_fit = MemoryFit(
             self.hardware, bytes_by_device[fullest_device_index], engine_name=self.engine_record.name
         )
-        decoding = None if memory_fit.verdict == "no" else time_decoded_token(run_memory, self.hardware, layout)
-        return ReplicaFit(layout, layout.rank(pp=fullest_device_index), memory_fit, decoding, split_engine.seq)
+        decoding_run = None if memory_fit.verdict == "no" else time_decoded_token(run_memory, self.hardware, layout)
+        return ReplicaFit(layout, layout.rank(pp=fullest_device_index), memory_fit, decoding_run, split_engine.seq)
 
     def _divided_among_devices(self, devices: int) -> UsualEngine:
         """Returns the engine with its layers divided among `devices` accelerators, and their default context."""
@@ -320,7 +350,7 @@ class UsualEngine:
     def _largest_fitting_number(
         self, bytes_of_number: Callable[[int], int | None], first_number: int, maximum: int
     ) -> int:
-        """Returns the largest number whose bytes fit. bytes_of_number: its result None counts as too large."""
+        """Returns the largest number whose bytes fit. bytes_of_number: returns None for too large a number."""
         excessive_bytes = 2 * self.hardware.capacity_bytes
 
         def needed_bytes(tried_number: int) -> int:
@@ -335,10 +365,10 @@ def _with_sequence_length(run_memory: Memory, seq: int) -> Memory:
     return run_memory if seq == run_memory.states.workload.seq else run_memory.with_changes(seq=seq)
 
 
-def best_replica_fit(replicas: Sequence[ReplicaFit]) -> ReplicaFit:
+def best_replica_fit(replica_fits: Sequence[ReplicaFit]) -> ReplicaFit:
     """Returns the first replica that fits; if none fits, the one that requires least."""
-    fitting_replicas = (replica for replica in replicas if replica.fit.verdict != "no")
-    return next(fitting_replicas, None) or min(replicas, key=lambda replica: replica.fit.needed_bytes)
+    fitting_replicas = (replica_fit for replica_fit in replica_fits if replica_fit.fit.verdict != "no")
+    return next(fitting_replicas, None) or min(replica_fits, key=lambda replica_fit: replica_fit.fit.needed_bytes)
 
 
 def with_replicas_divided_by_layers(run_memory: Memory, layout: Layout) -> Layout:
@@ -347,11 +377,11 @@ def with_replicas_divided_by_layers(run_memory: Memory, layout: Layout) -> Layou
     return layout_divided_by_layers(layer_count, min(layout.replica_devices, layer_count), layout.dp)
 
 
-def layout_divided_by_layers(layers: int, split_devices: int, replicas: int) -> Layout:
+def layout_divided_by_layers(layer_count: int, split_devices: int, replica_count: int) -> Layout:
     """Returns the layout of replicas whose layers are divided among accelerators, as stages of a pipeline."""
-    stage_sizes = None if layers % split_devices == 0 else even_stage_sizes(layers, split_devices)
+    stage_sizes = None if layer_count % split_devices == 0 else even_stage_sizes(layer_count, split_devices)
     return LayoutRequest(
-        devices=split_devices * replicas, tp=1, pp=split_devices, dp=replicas, pp_layout=stage_sizes
+        devices=split_devices * replica_count, tp=1, pp=split_devices, dp=replica_count, pp_layout=stage_sizes
     ).layout()
 
 
@@ -380,8 +410,8 @@ def best_replica_under_usual_engine(
 ) -> ReplicaFit | None:
     """Returns the best replica by `replicas_under_usual_engine`; None if that function returns None."""
     usual_engine = _engine_that_divides_layers(preset, run_memory, hardware, layout_request, default_context)
-    replicas = [] if usual_engine is None else usual_engine.tried_replicas(run_memory, layout_request)
-    return best_replica_fit(replicas) if replicas else None
+    replica_fits = [] if usual_engine is None else usual_engine.tried_replicas(run_memory, layout_request)
+    return best_replica_fit(replica_fits) if replica_fits else None
 
 
 def _engine_that_divides_layers(
@@ -443,28 +473,32 @@ class ServedUsers:
         run_users = int(fit_result.memory.states.workload.batch)
         is_fitting = fit_result.fit.verdict != "no"
         user_counts = [
-            users for users in dict.fromkeys((run_users if is_fitting else 0, fit_result.largest_batch)) if users
+            user_count
+            for user_count in dict.fromkeys((run_users if is_fitting else 0, fit_result.largest_batch))
+            if user_count
         ]
         if usual_engine is None:
             return cls(tuple(user_counts))
         if usual_engine.lacks_kernels(run_users):
-            record = usual_engine.engine_record
+            engine_record = usual_engine.engine_record
             kernel_remark = (
-                f"{record.title} has no kernels for it on this accelerator (--engine {record.name} says why)"
+                f"{engine_record.title} has no kernels for it on this accelerator (--engine "
+                f"{engine_record.name} says why)"
             )
             return cls(tuple(user_counts), (kernel_remark,))
         engine_change = None if is_fitting else usual_engine.change_to_engine(run_users)
-        largest_user_count = {users: usual_engine.largest_user_count(users) for users in user_counts}
-        title, option_name = usual_engine.engine_record.title, f"--engine {usual_engine.engine_record.name}"
+        largest_user_count = {user_count: usual_engine.largest_user_count(user_count) for user_count in user_counts}
+        engine_title, option_name = usual_engine.engine_record.title, f"--engine {usual_engine.engine_record.name}"
         notes = [
-            f"by its own budget {title} holds {counted_noun(user_limit, 'user')}, not {users:,} ({option_name})"
+            f"by its own budget {engine_title} holds {counted_noun(user_limit, 'user')}, not {user_count:,} "
+            f"({option_name})"
             if user_limit
-            else f"by its own budget {title} does not start with it ({option_name} says why)"
-            for users, user_limit in largest_user_count.items()
-            if user_limit < users
+            else f"by its own budget {engine_title} does not start with it ({option_name} says why)"
+            for user_count, user_limit in largest_user_count.items()
+            if user_limit < user_count
         ]
         return cls(
-            tuple(users for users in dict.fromkeys(largest_user_count.values()) if users),
+            tuple(user_count for user_count in dict.fromkeys(largest_user_count.values()) if user_count),
             tuple(notes[:1]),
             () if engine_change is None else (engine_change,),
         )

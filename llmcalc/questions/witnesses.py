@@ -33,8 +33,10 @@ def ask_budget(budget_file: Path, skip_missing: bool = False) -> ReportedAnswer:
 
     if skip_missing and not budget_file.exists():
         return ReportedAnswer([], lambda: report(budget_file.name, []))
-    checks = check_budget(read_budget(budget_file), budget_file.parent)
-    return ReportedAnswer(checks, lambda: report(budget_file.name, checks), not count_violations(checks))
+    budget_checks = check_budget(read_budget(budget_file), budget_file.parent)
+    return ReportedAnswer(
+        budget_checks, lambda: report(budget_file.name, budget_checks), not count_violations(budget_checks)
+    )
 
 
 def read_checkpoint_header(checkpoint: str) -> Checkpoint:
@@ -54,8 +56,10 @@ def ask_check(preset: Preset, checkpoint_name: str, checkpoint: Checkpoint) -> R
     from ..reports.checkpoint import check_report
     from ..witnesses.checkpoint import match_tensors
 
-    match = match_tensors(preset.model, checkpoint)
-    return ReportedAnswer(match, lambda: check_report(preset, checkpoint_name, checkpoint, match), match.is_complete)
+    tensor_match = match_tensors(preset.model, checkpoint)
+    return ReportedAnswer(
+        tensor_match, lambda: check_report(preset, checkpoint_name, checkpoint, tensor_match), tensor_match.is_complete
+    )
 
 
 class VerifyResult(NamedTuple):
@@ -138,13 +142,13 @@ class VerifyQuestion:
         """Returns the layout over torchrun's processes, by default over two processes."""
         from ..witnesses.distributed.launch import is_started_by_torchrun
 
-        layout = self.layout
-        if is_started_by_torchrun() and layout.devices is None:
-            layout = replace(layout, devices=int(os.environ["WORLD_SIZE"]))
-        typed_layout = layout.layout()
-        if layout.devices is not None or typed_layout.world_size > 1:
+        layout_request = self.layout
+        if is_started_by_torchrun() and layout_request.devices is None:
+            layout_request = replace(layout_request, devices=int(os.environ["WORLD_SIZE"]))
+        typed_layout = layout_request.layout()
+        if layout_request.devices is not None or typed_layout.world_size > 1:
             return typed_layout
-        return replace(layout, devices=2).layout()
+        return replace(layout_request, devices=2).layout()
 
 
 @contextmanager

@@ -62,16 +62,22 @@ class Answer(ABC):
     if not TYPE_CHECKING:  # a type checker knows the attributes
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{self._advice_on(name)}")
+            raise AttributeError(
+                f"'{type(self).__name__}' object has no attribute '{name}'{self._unknown_attribute_advice(name)}"
+            )
 
-    def _advice_on(self, attribute_name: str) -> str:
+    def _unknown_attribute_advice(self, attribute_name: str) -> str:
         """Returns the end of an error about an unknown attribute: the attribute to use; empty for a private name."""
         if attribute_name.startswith("_"):
             return ""
         result = self.__dict__.get("result")
         if hasattr(type(result), attribute_name) or attribute_name in getattr(result, "__dict__", ()):
             return f"; expected .result.{attribute_name}"
-        public_names = [name for name in dir(self) if not name.startswith("_") and name not in CONSTRUCTION_ATTRIBUTES]
+        public_names = [
+            public_name
+            for public_name in dir(self)
+            if not public_name.startswith("_") and public_name not in CONSTRUCTION_ATTRIBUTES
+        ]
         return f".{suggest(attribute_name, public_names)} The keys of .document are those of --format json"
 
     def __repr__(self) -> str:
@@ -134,8 +140,8 @@ def _heading_of_answer(report: Report) -> str:
     if answer_table.heading:
         return answer_table.heading
     json_documents = report.data if isinstance(report.data, list) else [report.data]
-    models = [json_document["model"] for json_document in json_documents if "model" in json_document]
-    model_names = [model.get("title") or model["name"] for model in models]
+    model_entries = [json_document["model"] for json_document in json_documents if "model" in json_document]
+    model_names = [model_entry.get("title") or model_entry["name"] for model_entry in model_entries]
     further_models_text = (
         f" and {len(model_names) - MAX_SHOWN_MODELS} more" if len(model_names) > MAX_SHOWN_MODELS else ""
     )

@@ -1,4 +1,4 @@
-"""The report of `llmcalc budget`: all checked values with bounds, as a table, as data and as JUnit XML."""
+"""The report of `llmcalc budget`: all checked values with their bounds, as tables, JSON data and JUnit XML."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ def report(file_name: str, budget_checks: list[BudgetCheck]) -> Report:
     notes = [*warnings, memory_note if has_memory_check else ""]
     model_targets = dict.fromkeys(budget_check.target for budget_check in budget_checks)
     model_tables = [
-        Table(target, COLUMNS, _bound_rows_of_model(target, budget_checks), name="bounds", target=target)
-        for target in model_targets
+        Table(
+            model_target, COLUMNS, _bound_rows_of_model(model_target, budget_checks), name="bounds", target=model_target
+        )
+        for model_target in model_targets
     ]
     summary_table = Table(file_name, COLUMNS, [], answer=headline_text, name="bounds")
     tables = with_notes_below([summary_table, *model_tables], notes)
@@ -80,7 +82,9 @@ def _bound_rows_of_model(model_target: str, budget_checks: list[BudgetCheck]) ->
 
 def _displayed_check_name(budget_check: BudgetCheck) -> str:
     """Returns the displayed name of a budget check: `fits on h100-sxm (seq 8192)`."""
-    settings_text = ", ".join(f"{name} {value}" for name, value in budget_check.settings.items())
+    settings_text = ", ".join(
+        f"{setting_name} {setting_value}" for setting_name, setting_value in budget_check.settings.items()
+    )
     check_name = f"fits on {budget_check.accelerator}" if budget_check.accelerator else budget_check.key
     return f"{check_name} ({settings_text})" if settings_text else check_name
 
@@ -147,9 +151,9 @@ def junit(file_name: str, budget_checks: list[BudgetCheck]) -> str:
     suites_element = ET.Element("testsuites", name="llmcalc budget")
     for model_target in dict.fromkeys(budget_check.target for budget_check in budget_checks):
         model_checks = [budget_check for budget_check in budget_checks if budget_check.target == model_target]
-        failures = str(count_violations(model_checks))
+        failure_count_text = str(count_violations(model_checks))
         test_suite = ET.SubElement(
-            suites_element, "testsuite", name=model_target, tests=str(len(model_checks)), failures=failures
+            suites_element, "testsuite", name=model_target, tests=str(len(model_checks)), failures=failure_count_text
         )
         for budget_check in model_checks:
             test_case = ET.SubElement(

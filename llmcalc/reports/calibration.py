@@ -29,14 +29,17 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
         "before": _errors_data(calibration.errors_without_fit),
         "after": _errors_data(calibration.errors_with_fit),
         "left_out": _errors_data(calibration.left_out_errors),
-        "fitted": {name: round_to_digits(factor) for name, factor in asdict(calibration.fitted_factors).items()},
+        "fitted": {
+            factor_name: round_to_digits(factor) for factor_name, factor in asdict(calibration.fitted_factors).items()
+        },
         "refused": calibration.refusal_reason or None,
     }
 
 
 def _errors_data(validation_errors: ErrorStatistics) -> dict[str, float | None]:
     return {
-        name: None if error is None else round_to_digits(error) for name, error in asdict(validation_errors).items()
+        error_name: None if error is None else round_to_digits(error)
+        for error_name, error in asdict(validation_errors).items()
     }
 
 
@@ -45,15 +48,16 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
     errors_after = calibration.errors_with_fit
     errors_left_out = calibration.left_out_errors
     error_text = ", ".join(
-        f"{units.percent(errors.median_error, 0)} {moment_text}"
-        for errors, moment_text in (
+        f"{units.percent(error_statistics.median_error, 0)} {moment_text}"
+        for error_statistics, moment_text in (
             (errors_before, "before"),
             (errors_after, "after"),
             (errors_left_out, "of runs left out"),
         )
     )
     factors_text = ", ".join(
-        f"{name} × {fitted_factor:.2f}" for name, fitted_factor in asdict(calibration.fitted_factors).items()
+        f"{factor_name} × {fitted_factor:.2f}"
+        for factor_name, fitted_factor in asdict(calibration.fitted_factors).items()
     )
     runs_text = counted_noun(calibration.run_count, "measured run")
     notes = [f"calibrated on {runs_text}, median error {error_text}; {factors_text}"]
@@ -67,8 +71,8 @@ def _calibration_notes(calibration: Calibration) -> list[str]:
     if calibration.refusal_reason:
         notes = [f"not calibrated: {calibration.refusal_reason} (median error {error_text})"]
     if errors_before.regret is not None and errors_after.regret is not None:
-        headline = f"{units.percent(errors_before.regret)} before, {units.percent(errors_after.regret)} after"
+        choice_text = f"{units.percent(errors_before.regret)} before, {units.percent(errors_after.regret)} after"
         before_text = units.percent(errors_before.best_of_three or 0)
         errors_text = f"{before_text}, {units.percent(errors_after.best_of_three or 0)}"
-        notes.append(f"regret of the first layout {headline}; of the best of three {errors_text}")
+        notes.append(f"regret of the first layout {choice_text}; of the best of three {errors_text}")
     return notes

@@ -23,7 +23,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         name_pattern = ".".join("*" if name_part.isdigit() else name_part for name_part in tensor.name.split("."))
         name_prefix = name_pattern.partition(".*")[0] if ".*" in name_pattern else name_pattern.removesuffix(".weight")
         elements_by_prefix[name_prefix] = elements_by_prefix.get(name_prefix, 0) + tensor.elements
-    children = [{"name": prefix, "params": element_count} for prefix, element_count in elements_by_prefix.items()]
+    prefix_entries = [{"name": prefix, "params": element_count} for prefix, element_count in elements_by_prefix.items()]
     report_document: dict[str, Any] = {
         "model": {"name": file_name, "kind": "checkpoint"},
         "params": {"total": checkpoint.elements, "by_component": elements_by_prefix},
@@ -36,7 +36,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
                 for dtype, (tensor_count, element_count, byte_count) in checkpoint.by_dtype().items()
             },
         },
-        "tree": {"name": file_name, "params": checkpoint.elements, "children": children},
+        "tree": {"name": file_name, "params": checkpoint.elements, "children": prefix_entries},
     }
     prefix_columns = (
         Column("component", "component", justify="left"),
@@ -44,7 +44,10 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
         Column("share", "share", units.percent),
     )
     total_elements = checkpoint.elements or 1
-    prefix_rows = [row(prefix, count, count / total_elements) for prefix, count in elements_by_prefix.items()]
+    prefix_rows = [
+        row(prefix, element_count_of_prefix, element_count_of_prefix / total_elements)
+        for prefix, element_count_of_prefix in elements_by_prefix.items()
+    ]
     prefix_rows.append(row("total", checkpoint.elements, 1.0, is_bold=True, is_sum=True))
     size_scale = units.memory_scale(checkpoint.nbytes)
     format_columns = (
@@ -74,7 +77,7 @@ def report(file_name: str, checkpoint: Checkpoint) -> Report:
 
 def check_report(preset: Preset, checkpoint_path: str, checkpoint: Checkpoint, tensor_match: TensorMatch) -> Report:
     """Returns the report of `llmcalc check`: tensors that are missing, additional or of another shape."""
-    buffers = tensor_match.buffers
+    buffer_names = tensor_match.buffers
     report_document = {
         "model": model_data(preset),
         "checkpoint": {
@@ -100,7 +103,7 @@ def check_report(preset: Preset, checkpoint_path: str, checkpoint: Checkpoint, t
             for expected_tensor, stored_tensor in tensor_match.shape_mismatches
         ],
         "stored_again": [stored_tensor.name for stored_tensor in tensor_match.tied_copies],
-        "buffers": [stored_tensor.name for stored_tensor in buffers],
+        "buffers": [stored_tensor.name for stored_tensor in buffer_names],
     }
     columns = (
         Column("finding", "finding", justify="left"), Column("name", "tensor", justify="left", may_wrap=True),
@@ -115,7 +118,7 @@ def check_report(preset: Preset, checkpoint_path: str, checkpoint: Checkpoint, t
         for expected_tensor in tensor_match.missing
     ]
     table_rows += [row("extra", tensor.name, _shape_text(tensor.shape), None) for tensor in tensor_match.unexpected]
-    verdict = "all tensors match the model" if tensor_match.is_complete else "the tensors do not match the model"
+    verdict_text = "all tensors match the model" if tensor_match.is_complete else "the tensors do not match the model"
     notes = [
         f"{tensor_match.matched_count:,} expected tensors found; {len(tensor_match.missing):,} missing, "
         f"{len(tensor_match.unexpected):,} extra, {len(tensor_match.shape_mismatches):,} misshapen"
@@ -125,9 +128,9 @@ def check_report(preset: Preset, checkpoint_path: str, checkpoint: Checkpoint, t
     if tensor_match.tied_copies:
         names_text = ", ".join(stored_tensor.name for stored_tensor in tensor_match.tied_copies[:3])
         notes.append(f"the tied output head is stored again: {names_text}")
-    if buffers:
-        notes.append(f"{len(buffers):,} buffers are stored beside the parameters, such as {buffers[0].name}")
-    title = f"{checkpoint_path} against {preset.display}: {verdict}"
+    if buffer_names:
+        notes.append(f"{len(buffer_names):,} buffers are stored beside the parameters, such as {buffer_names[0].name}")
+    title = f"{checkpoint_path} against {preset.display}: {verdict_text}"
     tables = [Table(title, columns, table_rows[:MAX_SHOWN_TENSORS], notes=notes)]
     return Report(report_document, tables).with_target(checkpoint_path)
 

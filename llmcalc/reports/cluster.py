@@ -39,14 +39,14 @@ ASSUMPTION_NOTE = re.compile(r"([\d,]+ devices?|\"auto\"|experts in 4 bits) (is|
 """Matches a launch file's note on an assumption that changes the whole answer, such as the number of devices."""
 
 
-def _shorten_even_chunks(layers: str) -> str:
+def _shorten_even_chunks(layers_text: str) -> str:
     """Returns layer numbers as text, shortened to `0, 4, …, 28` if a stage's chunks are evenly spaced."""
-    chunk_texts = layers.split(", ")
+    chunk_texts = layers_text.split(", ")
     first_layers = [int(chunk_text.partition("–")[0]) for chunk_text in chunk_texts if chunk_text]
     is_evenly_spaced = len({next_start - chunk_start for chunk_start, next_start in pairwise(first_layers)}) == 1
     if is_evenly_spaced and len(chunk_texts) > 3:
         return f"{chunk_texts[0]}, {chunk_texts[1]}, …, {chunk_texts[-1]}"
-    return layers
+    return layers_text
 
 
 RANK_COLUMNS = (
@@ -106,7 +106,7 @@ def report(
     assumed_accelerator: str = "",
     launched_run: Launch | None = None,
     planned_hardware: Hardware | None = None,
-    rollout: Sequence[RolloutPhase] = (),
+    rollout_phases: Sequence[RolloutPhase] = (),
     planned_framework: Framework | None = None,
     engine_fit: MemoryFit | None = None,
 ) -> Report:
@@ -115,7 +115,7 @@ def report(
     assumed_accelerator: the accelerator whose runtime is assumed, where none was named.
     launched_run: the file that starts the run; default None.
     planned_hardware: the accelerator for which the layout was chosen; default None for a layout that was given.
-    rollout: the phases of reinforcement learning on one device; default none.
+    rollout_phases: the phases of reinforcement learning on one device; default none.
     planned_framework, engine_fit: as in `RanksMemoryAnswer`.
     """
     rank_memory, largest_rank, layout = cluster.memory, cluster.device_rank, cluster.layout
@@ -123,13 +123,13 @@ def report(
     warnings = too_long_notes(memory_use.parameter_count.spec, memory_use.workload)
     warnings += untested_notes(largest_rank.device) + stored_weights_notes(preset, memory_use)
     needed_bytes, rank_text = largest_rank.device.device_bytes, f"by rank {largest_rank.rank}"
-    if rollout:
-        phase = largest_phase(rollout)
+    if rollout_phases:
+        phase = largest_phase(rollout_phases)
         needed_bytes, rank_text = max(needed_bytes, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
     if engine_fit is not None:
         needed_bytes, rank_text = engine_fit.needed_bytes, "by the fullest device under llama.cpp"
     answer_text = f"{units.GIB.write(needed_bytes)} {units.GIB.name} required {rank_text}"
-    answer_text += verdict_text(accelerator_fits, 0 if rollout else needed_bytes)
+    answer_text += verdict_text(accelerator_fits, 0 if rollout_phases else needed_bytes)
     devices_text = counted_noun(layout.world_size, "device") + (
         f" under {cluster.framework.title}" if cluster.trains else ""
     )
@@ -139,11 +139,11 @@ def report(
         settings_line += f"; below: under torch's kernels, {units.memory(largest_rank.device.device_bytes)}"
     layout_note = "" if planned_hardware is None else _layout_note(planned_hardware, accelerator_fits)
     notes_on_host = host_notes(largest_rank.device, layout.world_size)
-    assumptions = [note for note in _launch_notes(launched_run) if ASSUMPTION_NOTE.match(note)]
+    assumption_notes = [note for note in _launch_notes(launched_run) if ASSUMPTION_NOTE.match(note)]
     notes = without_repetitions(
         [
             *warnings,
-            *assumptions,
+            *assumption_notes,
             *_longest_samples_notes(cluster, accelerator_fits, launched_run, assumed_accelerator),
             *_uncounted_towers_notes(cluster),
             *_sharding_advice(cluster, accelerator_fits, launched_run),
@@ -163,10 +163,12 @@ def report(
     )
     memory_kinds_table = Table(preset.display, kind_columns, kind_rows, settings_line, notes, answer_text, name="parts")
     phase_documents = []
-    if rollout:
+    if rollout_phases:
         engine_text = engine_note(None if launched_run is None else launched_run.rollout)
         phase_documents = [
-            phases_table(rollout, preset.display, settings_line, answer_text, list(filter(None, (engine_text, *notes))))
+            phases_table(
+                rollout_phases, preset.display, settings_line, answer_text, list(filter(None, (engine_text, *notes)))
+            )
         ]
         memory_kinds_table = Table(f"The update on rank {largest_rank.rank}", kind_columns, kind_rows, name="parts")
     rank_columns = RANK_COLUMNS if cluster.trains else [_time_after_pass(column) for column in RANK_COLUMNS]
@@ -174,10 +176,10 @@ def report(
     ranks_table = Table(
         f"By rank, in {units.GIB.name}", rank_columns, _rank_rows(cluster), name="ranks", has_priority=has_stages
     )
-    rows = phase_rows(largest_rank.device)
-    phase_table = Table(f"Over time on rank {largest_rank.rank}", PHASE_COLUMNS, rows, name="phases")
-    title = f"Sent by rank {largest_rank.rank} in a step, in {units.GIB.name}"
-    message_table = Table(title, MESSAGE_COLUMNS, _message_rows(cluster), name="communication")
+    memory_rows = phase_rows(largest_rank.device)
+    phase_table = Table(f"Over time on rank {largest_rank.rank}", PHASE_COLUMNS, memory_rows, name="phases")
+    messages_title = f"Sent by rank {largest_rank.rank} in a step, in {units.GIB.name}"
+    message_table = Table(messages_title, MESSAGE_COLUMNS, _message_rows(cluster), name="communication")
     fits_table = accelerators_table(
         accelerator_fits,
         f"{f'Rank {largest_rank.rank}' if engine_fit is None else 'Fullest device'} on one accelerator, in "
@@ -187,7 +189,7 @@ def report(
     fits_table = fits_table._replace(has_priority=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
         cluster_data(preset, cluster, accelerator_fits, launched_run)
-        | ({"phases": phases_data(rollout)} if rollout else {}),
+        | ({"phases": phases_data(rollout_phases)} if rollout_phases else {}),
         [
             *phase_documents,
             memory_kinds_table,
@@ -213,10 +215,16 @@ def _planned_framework_note(planned_framework: Framework | None) -> str:
 
 def _layout_note(planned_hardware: Hardware, accelerator_fits: Sequence[MemoryFit]) -> str:
     """Returns a note on how the layout was chosen for an accelerator."""
-    all_fit = all(fit.verdict != "no" for fit in accelerator_fits if fit.hardware == planned_hardware)
-    title = planned_hardware.title
+    all_fit = all(
+        accelerator_fit.verdict != "no"
+        for accelerator_fit in accelerator_fits
+        if accelerator_fit.hardware == planned_hardware
+    )
+    hardware_title = planned_hardware.title
     choice_text = (
-        f"the most replicas that fit on {title}" if all_fit else f"none fits on {title}, this one requires least"
+        f"the most replicas that fit on {hardware_title}"
+        if all_fit
+        else f"none fits on {hardware_title}, this one requires least"
     )
     return f"layout: {choice_text}; --tp, --pp divide"
 
@@ -245,8 +253,8 @@ def _uncounted_towers_notes(cluster: Cluster) -> list[str]:
     if not tower_elements:
         return []
     if cluster.run.encoders is not None:
-        kinds = {encoder_bytes.kind for encoder_bytes in cluster.memory.tower_bytes(cluster.run.encoders)}
-        counted_text = "weights, gradients and states are" if "optimizer" in kinds else "frozen weights are"
+        encoder_kinds = {encoder_bytes.kind for encoder_bytes in cluster.memory.tower_bytes(cluster.run.encoders)}
+        counted_text = "weights, gradients and states are" if "optimizer" in encoder_kinds else "frozen weights are"
         return [
             f"encoders of images and sound: their {counted_text} counted ({tower_elements:,} parameters), not their "
             "activations"
@@ -280,7 +288,8 @@ def _launch_notes(launched_run: Launch | None) -> list[str]:
     if launched_run.assumed_defaults:
         version_text = f" {launched_run.version}" if launched_run.version else ""
         defaults_text = ", ".join(
-            f"{name} {_value_text(default_value)}" for name, default_value in launched_run.assumed_defaults.items()
+            f"{option_name} {_value_text(default_value)}"
+            for option_name, default_value in launched_run.assumed_defaults.items()
         )
         notes.insert(0, f"defaults of {launched_run.program}{version_text}: {defaults_text}")
     return notes
@@ -312,18 +321,18 @@ def cluster_data(
 
     Allocated bytes are those of the rank that allocates most, required bytes those of the rank that requires most.
     """
-    layers = _layers_by_stage(cluster)
+    layers_by_stage = _layers_by_stage(cluster)
     device_rank_data = device_data(cluster.device_rank.device)
     peak_rank_data = device_data(cluster.peak_rank.device)
-    workload, execution = workload_data(cluster.memory), execution_data(cluster.memory, cluster.attention)
+    workload_entry, execution_entry = workload_data(cluster.memory), execution_data(cluster.memory, cluster.attention)
     if cluster.trains:
         framework_data = cluster.framework.document_values(cluster.run)
-        workload = workload | framework_data.get("workload", {})
-        execution = execution | framework_data.get("execution", {})
+        workload_entry = workload_entry | framework_data.get("workload", {})
+        execution_entry = execution_entry | framework_data.get("execution", {})
     return {
         "model": model_data(preset),
-        "workload": workload,
-        "execution": execution,
+        "workload": workload_entry,
+        "execution": execution_entry,
         "layout": cluster.layout.data(),
         "framework": {"name": cluster.framework.name, "version": cluster.version or None},
         "launch": None if launched_run is None else launched_run.json_data(),
@@ -337,7 +346,7 @@ def cluster_data(
                 {
                     "rank": rank.rank,
                     "stage": rank.stage,
-                    "layers": layers[rank.stage],
+                    "layers": layers_by_stage[rank.stage],
                     "peak_bytes": rank.device.peak_bytes,
                     "after_step_bytes": rank.device.after_step_bytes,
                     "reserved_bytes": rank.device.reserved_bytes,
@@ -372,14 +381,16 @@ def _time_after_pass(column: Column) -> Column:
 
 def _message_rows(cluster: Cluster) -> list[Row]:
     """Returns one row per communication group and kind of message, in the order of the groups."""
-    totals: dict[tuple[str, int, str], list[int]] = {}
+    totals_by_message: dict[tuple[str, int, str], list[int]] = {}
     for message in cluster.messages or ():
-        group_totals = totals.setdefault((message.process_group, message.ranks, message.collective_kind), [0, 0, 0])
+        group_totals = totals_by_message.setdefault(
+            (message.process_group, message.ranks, message.collective_kind), [0, 0, 0]
+        )
         group_totals[0] += message.count
         group_totals[1] = max(group_totals[1], message.bytes)
         group_totals[2] += message.count * message.wire_bytes
-    process_groups = list(dict.fromkeys((process_group, ranks) for process_group, ranks, _ in totals))
-    ordered_messages = sorted(totals.items(), key=lambda message: process_groups.index(message[0][:2]))
+    process_groups = list(dict.fromkeys((process_group, ranks) for process_group, ranks, _ in totals_by_message))
+    ordered_messages = sorted(totals_by_message.items(), key=lambda message: process_groups.index(message[0][:2]))
     return [
         row(process_group, ranks, MESSAGE_NAMES[message_kind], *message_totals)
         for (process_group, ranks, message_kind), message_totals in ordered_messages
@@ -389,10 +400,12 @@ def _message_rows(cluster: Cluster) -> list[Row]:
 def _layers_by_stage(cluster: Cluster) -> dict[int, list[list[int]]]:
     """Returns pipeline rank → the (first, last) layer of each of its chunks; empty for a chunk without layers."""
     layer_count = cluster.spec.layer_count
-    layers: dict[int, list[list[int]]] = {}
+    layers_by_stage: dict[int, list[list[int]]] = {}
     for stage in stages(cluster.layout, layer_count):
-        layers.setdefault(stage.pipeline_rank, []).append([stage.layers[0], stage.layers[-1]] if stage.layers else [])
-    return layers
+        layers_by_stage.setdefault(stage.pipeline_rank, []).append(
+            [stage.layers[0], stage.layers[-1]] if stage.layers else []
+        )
+    return layers_by_stage
 
 
 def _rank_rows(cluster: Cluster) -> list[Row]:
@@ -415,13 +428,18 @@ def _memory_kinds_tables(cluster: Cluster) -> list[Table]:
     """Returns a table of each rank's memory at its peak by kind, or no table without a pipeline."""
     if cluster.layout.pp == 1:
         return []
-    memory_kinds = [kind for kind in KIND_TITLES if any(rank.device.by_kind.get(kind, 0) for rank in cluster.by_rank)]
+    memory_kinds = [
+        memory_kind_name
+        for memory_kind_name in KIND_TITLES
+        if any(rank.device.by_kind.get(memory_kind_name, 0) for rank in cluster.by_rank)
+    ]
     table_columns = [
         Column("rank", "rank"),
         *(Column(memory_kind, KIND_TITLES[memory_kind], units.GIB.write) for memory_kind in memory_kinds),
     ]
     table_rows = [
-        row(rank.rank, *(rank.device.by_kind.get(kind, 0) for kind in memory_kinds)) for rank in cluster.by_rank
+        row(rank.rank, *(rank.device.by_kind.get(memory_kind_name, 0) for memory_kind_name in memory_kinds))
+        for rank in cluster.by_rank
     ]
     return [Table(f"Kinds of memory at each rank's peak, in {units.GIB.name}", table_columns, table_rows, name="kinds")]
 

@@ -13,7 +13,7 @@ from .. import units
 from ..components.base import Network
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, ModelQuantities, StackShape
-from ..studies.distinct_layers import distinct_blocks
+from ..studies.distinct_layers import distinct_layers
 from .document import Column, Report, Row, Table, row, single_document_or_list, with_notes_below
 from .formats import Format
 from .formats.pipe import width_of_terminal
@@ -70,14 +70,14 @@ class DecodingLoad(NamedTuple):
     def data(self, model_quantities: ModelQuantities) -> dict[str, Any]:
         """Returns seconds per token and tokens/s as raw values; unknown values are null."""
         timed_run = model_quantities.decoding
-        seconds: dict[str, Any] = (
+        seconds_range: dict[str, Any] = (
             dict.fromkeys(("estimate", "low", "high")) if timed_run is None else timed_run.time_range.amount.as_data()
         )
         return {
             "users": self.user_count,
-            "tpot": seconds["estimate"],
-            "tpot_low": seconds["low"],
-            "tpot_high": seconds["high"],
+            "tpot": seconds_range["estimate"],
+            "tpot_low": seconds_range["low"],
+            "tpot_high": seconds_range["high"],
             "tokens_per_second": None if timed_run is None else timed_run.tokens_per_second,
         }
 
@@ -93,18 +93,20 @@ class DecodingLoad(NamedTuple):
 
     def notes(self, compared_models: Sequence[PresetQuantities]) -> list[str]:
         """Returns a note on the software that runs each model, and notes on the weight formats of Ollama's tags."""
-        models: dict[str, list[str]] = {}
+        names_by_software: dict[str, list[str]] = {}
         format_notes: list[str] = []
         for preset, model_quantities in compared_models:
             if model_quantities.decoding is not None:
                 timed_run = model_quantities.decoding
-                models.setdefault(timed_run.stack.title, []).append(preset.target or preset.display)
+                names_by_software.setdefault(timed_run.stack.title, []).append(preset.target or preset.display)
                 format_notes += [f"{preset.target}: {note}" for note in timed_run.engine_notes]
-        software_texts = list(models)
+        software_texts = list(names_by_software)
         if len(software_texts) > 1:  # that of most models stands first
             software_texts = [
                 f"{title} ({', '.join(model_names)})"
-                for title, model_names in sorted(models.items(), key=lambda title_and_models: -len(title_and_models[1]))
+                for title, model_names in sorted(
+                    names_by_software.items(), key=lambda title_and_models: -len(title_and_models[1])
+                )
             ]
         software_text = f" under {', '.join(software_texts)}" if software_texts else ""
         return [
@@ -131,7 +133,7 @@ def report(
             for preset, model_quantities in compared_models
         ]
     )
-    lines = _quantity_lines([model_quantities for _, model_quantities in compared_models], decoding_load)
+    quantity_lines = _quantity_lines([model_quantities for _, model_quantities in compared_models], decoding_load)
     warnings = _position_warnings(compared_models)
     if layout == "rows":
         return Report(json_documents, [_raw_value_table(compared_models, decoding_load)], warnings=warnings)
@@ -143,19 +145,25 @@ def report(
     if layout == "columns":
         model_blocks = [list(compared_models)]
     else:
-        model_blocks = list(_model_blocks(compared_models, lines, width_of_terminal() if width is None else width))
-    tables = [_table_of_model_block(model_block, lines) for model_block in model_blocks]
+        model_blocks = list(
+            _model_blocks(compared_models, quantity_lines, width_of_terminal() if width is None else width)
+        )
+    tables = [_table_of_model_block(model_block, quantity_lines) for model_block in model_blocks]
     notes = [*_compare_notes(compared_models, decoding_load), *warnings]
     return Report(json_documents, with_notes_below(tables, notes))
 
 
 def _model_blocks(
-    compared_models: Sequence[PresetQuantities], lines: Sequence[QuantityLine], terminal_width: int
+    compared_models: Sequence[PresetQuantities], quantity_lines: Sequence[QuantityLine], terminal_width: int
 ) -> Iterator[list[PresetQuantities]]:
     """Yields groups of models with columns that fit the width, about equally many per group."""
-    label_width = 2 + max(len(row_label) for row_label, _ in lines)
+    label_width = 2 + max(len(row_label) for row_label, _ in quantity_lines)
     column_widths = [
-        2 + max(len(cell_text) for cell_text in (preset.display, *_cells_of_quantity_lines(model_quantities, lines)))
+        2
+        + max(
+            len(cell_text)
+            for cell_text in (preset.display, *_cells_of_quantity_lines(model_quantities, quantity_lines))
+        )
         for preset, model_quantities in compared_models
     ]
     models_per_block = max(1, len(compared_models))
@@ -170,21 +178,21 @@ def _model_blocks(
         yield list(compared_models[first_model : first_model + block_length])
 
 
-def _table_of_model_block(model_block: Sequence[PresetQuantities], lines: Sequence[QuantityLine]) -> Table:
+def _table_of_model_block(model_block: Sequence[PresetQuantities], quantity_lines: Sequence[QuantityLine]) -> Table:
     table_columns = [Column("quantity", "", justify="left")] + [
         Column(preset.name, preset.display) for preset, _ in model_block
     ]
-    cells_by_model = [_cells_of_quantity_lines(model_quantities, lines) for _, model_quantities in model_block]
+    cells_by_model = [_cells_of_quantity_lines(model_quantities, quantity_lines) for _, model_quantities in model_block]
     table_rows = [
         row(row_label.strip(), *cell_texts, depth=int(row_label.startswith(" ")))
-        for (row_label, _), *cell_texts in zip(lines, *cells_by_model, strict=True)
+        for (row_label, _), *cell_texts in zip(quantity_lines, *cells_by_model, strict=True)
         if any(cell_texts)
     ]
     return Table("", table_columns, table_rows)
 
 
-def _cells_of_quantity_lines(model_quantities: ModelQuantities, lines: Sequence[QuantityLine]) -> list[str]:
-    return [cell_text(model_quantities) for _, cell_text in lines]
+def _cells_of_quantity_lines(model_quantities: ModelQuantities, quantity_lines: Sequence[QuantityLine]) -> list[str]:
+    return [cell_text(model_quantities) for _, cell_text in quantity_lines]
 
 
 def _text_per_stack(write_shape: Callable[[StackShape], str]) -> Callable[[ModelQuantities], str]:
@@ -209,15 +217,19 @@ def _width_ratio_text(stack_shape: StackShape) -> str:
     return _ratio_text(stack_shape.feed_forward_ratio) + (f" {ACTIVE_MARK}" if stack_shape.mixture_of_experts else "")
 
 
-def _heads_text(shape: StackShape) -> str:
-    return "–" if shape.num_attention_heads is None else f"{shape.num_attention_heads} × {shape.head_dim}"
+def _heads_text(stack_shape: StackShape) -> str:
+    return (
+        "–"
+        if stack_shape.num_attention_heads is None
+        else f"{stack_shape.num_attention_heads} × {stack_shape.head_dim}"
+    )
 
 
 def _kv_heads_text(stack_shape: StackShape) -> str:
-    heads, kv_heads = stack_shape.num_attention_heads, stack_shape.num_key_value_heads
-    if heads is None:
+    query_heads, kv_heads = stack_shape.num_attention_heads, stack_shape.num_key_value_heads
+    if query_heads is None:
         return "–"
-    return "latent" if kv_heads is None else f"{kv_heads} ({Fraction(kv_heads, heads)})"
+    return "latent" if kv_heads is None else f"{kv_heads} ({Fraction(kv_heads, query_heads)})"
 
 
 def _activation_text(stack_shape: StackShape) -> str:
@@ -229,37 +241,47 @@ def _quantity_lines(
     quantities: Sequence[ModelQuantities], decoding_load: DecodingLoad | None
 ) -> Sequence[QuantityLine]:
     """Returns the rows of parameters, FLOPs and cache, each in the largest unit in which no model is below 0.1."""
-    parameter_scale = units.count_scale(10 * min(counts.active for counts in quantities))
-    flops_scale = units.decimal_scale(10 * min(counts.forward_flops_per_token for counts in quantities), "FLOPs")
-    cache_sizes = [counts.kv_bytes_per_token for counts in quantities if counts.kv_bytes_per_token]
+    parameter_scale = units.count_scale(10 * min(model_quantities.active for model_quantities in quantities))
+    flops_scale = units.decimal_scale(
+        10 * min(model_quantities.forward_flops_per_token for model_quantities in quantities), "FLOPs"
+    )
+    cache_sizes = [
+        model_quantities.kv_bytes_per_token for model_quantities in quantities if model_quantities.kv_bytes_per_token
+    ]
     cache_byte_scale = units.memory_scale(min(cache_sizes, default=0))
-    whole_cache_sizes = [counts.kv_bytes for counts in quantities if counts.kv_bytes]
+    whole_cache_sizes = [model_quantities.kv_bytes for model_quantities in quantities if model_quantities.kv_bytes]
     whole_cache_scale = units.memory_scale(min(whole_cache_sizes, default=0))
     has_windows = any(
-        counts.kv_bytes_per_token and counts.kv_bytes != counts.kv_bytes_per_token * counts.seq for counts in quantities
+        model_quantities.kv_bytes_per_token
+        and model_quantities.kv_bytes != model_quantities.kv_bytes_per_token * model_quantities.seq
+        for model_quantities in quantities
     )
     return (
         (
             f"parameters, {parameter_scale.name}" if parameter_scale.name else "parameters",
-            lambda counts: parameter_scale.write(counts.parameters),
+            lambda model_quantities: parameter_scale.write(model_quantities.parameters),
         ),
-        ("  active per token", lambda counts: parameter_scale.write(counts.active)),
+        ("  active per token", lambda model_quantities: parameter_scale.write(model_quantities.active)),
         *_SHAPE_LINES,
         (
             f"{flops_scale.name}/tok at {quantities[0].seq:,}",
-            lambda counts: flops_scale.write(counts.forward_flops_per_token),
+            lambda model_quantities: flops_scale.write(model_quantities.forward_flops_per_token),
         ),
         (
             f"KV {cache_byte_scale.name} per token" if cache_sizes else "KV cache per token",
-            lambda counts: (
-                "–" if counts.kv_bytes_per_token is None else cache_byte_scale.write(counts.kv_bytes_per_token)
+            lambda model_quantities: (
+                "–"
+                if model_quantities.kv_bytes_per_token is None
+                else cache_byte_scale.write(model_quantities.kv_bytes_per_token)
             ),
         ),
         *(
             [
                 (
                     f"KV {whole_cache_scale.name} at {quantities[0].seq:,}",
-                    lambda counts: "–" if counts.kv_bytes is None else whole_cache_scale.write(counts.kv_bytes),
+                    lambda model_quantities: (
+                        "–" if model_quantities.kv_bytes is None else whole_cache_scale.write(model_quantities.kv_bytes)
+                    ),
                 )
             ]
             if has_windows
@@ -290,8 +312,8 @@ _STYLE_LINES: tuple[QuantityLine, ...] = (
 
 
 def _compare_notes(compared_models: Sequence[PresetQuantities], decoding_load: DecodingLoad | None) -> list[str]:
-    quantities = [model_quantities for _, model_quantities in compared_models]
-    stack_shapes = [stack_shape for model_quantities in quantities for stack_shape in model_quantities.shapes]
+    all_quantities = [model_quantities for _, model_quantities in compared_models]
+    stack_shapes = [stack_shape for model_quantities in all_quantities for stack_shape in model_quantities.shapes]
     notes: list[str] = []
     if any(stack_shape.is_in_dense_band for stack_shape in stack_shapes):
         notes.append(BAND_NOTE)
@@ -302,10 +324,10 @@ def _compare_notes(compared_models: Sequence[PresetQuantities], decoding_load: D
                 f"{ACTIVE_MARK} {preset.display}: d_ff is the active width, {ffn_text} = "
                 f"{_integer_text(model_quantities.shape.feed_forward_width)}"
             )
-    if any(model_quantities.encoder is not None for model_quantities in quantities):
+    if any(model_quantities.encoder is not None for model_quantities in all_quantities):
         notes.append("encoder-decoders: encoder / decoder where the two differ; --sort goes by the decoder")
     for preset, model_quantities in compared_models:
-        if len(distinct_blocks(model_quantities.spec)) > len(model_quantities.shapes):
+        if len(distinct_layers(model_quantities.spec)) > len(model_quantities.shapes):
             kinds_text = ", ".join(
                 f"{layer_count} {'of the base kind' if layer_kind == 'block' else layer_kind}"
                 for layer_kind, layer_count in model_quantities.shape.layer_kinds.items()
@@ -314,7 +336,7 @@ def _compare_notes(compared_models: Sequence[PresetQuantities], decoding_load: D
                 f"{preset.display}: layers differ ({kinds_text}); shape, norm and activation are those of the most "
                 "frequent kind"
             )
-    first_model = quantities[0]
+    first_model = all_quantities[0]
     notes.append("vocabulary, of parameters: input and output weights, tied ones once")
     notes += decoding_load.notes(compared_models) if decoding_load is not None else []
     return [*notes, flops_per_token_note(first_model.seq), cache_per_token_note(first_model.dtype)]
@@ -322,15 +344,16 @@ def _compare_notes(compared_models: Sequence[PresetQuantities], decoding_load: D
 
 def _position_warnings(compared_models: Sequence[PresetQuantities]) -> list[str]:
     """Returns a warning that names the models with fewer learned positions than the sequence has tokens."""
-    seq = compared_models[0][1].seq
+    sequence_tokens = compared_models[0][1].seq
     model_texts = [
         f"{preset.display} ({model_quantities.context_length:,})"
         for preset, model_quantities in compared_models
-        if model_quantities.context_length is not None and model_quantities.context_length < seq
+        if model_quantities.context_length is not None and model_quantities.context_length < sequence_tokens
     ]
     if model_texts:
         return [
-            f"fewer learned positions than {seq:,} tokens: {', '.join(model_texts)}; FLOPs are extrapolated past the "
+            f"fewer learned positions than {sequence_tokens:,} tokens: {', '.join(model_texts)}; FLOPs are "
+            f"extrapolated past the "
             "learned positions"
         ]
     return []
@@ -392,12 +415,18 @@ def _table_with_row_per_model(
     is_wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters. Otherwise times
     take the place of the shape.
     """
-    parameter_scale = units.count_scale(_lower_quartile(counts.parameters for _, counts in compared_models))
+    parameter_scale = units.count_scale(
+        _lower_quartile(model_quantities.parameters for _, model_quantities in compared_models)
+    )
     flops_scale = units.decimal_scale(
-        _lower_quartile(counts.forward_flops_per_token for _, counts in compared_models), "FLOPs"
+        _lower_quartile(model_quantities.forward_flops_per_token for _, model_quantities in compared_models), "FLOPs"
     )
     cache_byte_scale = units.memory_scale(
-        _lower_quartile(counts.kv_bytes_per_token for _, counts in compared_models if counts.kv_bytes_per_token)
+        _lower_quartile(
+            model_quantities.kv_bytes_per_token
+            for _, model_quantities in compared_models
+            if model_quantities.kv_bytes_per_token
+        )
     )
     title = f"params, {parameter_scale.name}" if parameter_scale.name else "params"
     table_columns: tuple[Column, ...] = (
@@ -421,19 +450,22 @@ def _table_with_row_per_model(
         Row(
             [
                 preset.target,
-                counts.parameters,
-                None if counts.active == counts.parameters else counts.active,
-                counts.shape.num_hidden_layers,
-                counts.shape.hidden_size,
-                f"{counts.shape.aspect_ratio:.0f}",
-                _ratio_text(counts.shape.feed_forward_ratio),
-                counts.kv_bytes_per_token,
-                _kv_heads_text(counts.shape),
-                counts.forward_flops_per_token,
+                model_quantities.parameters,
+                None if model_quantities.active == model_quantities.parameters else model_quantities.active,
+                model_quantities.shape.num_hidden_layers,
+                model_quantities.shape.hidden_size,
+                f"{model_quantities.shape.aspect_ratio:.0f}",
+                _ratio_text(model_quantities.shape.feed_forward_ratio),
+                model_quantities.kv_bytes_per_token,
+                _kv_heads_text(model_quantities.shape),
+                model_quantities.forward_flops_per_token,
             ][: len(table_columns)]
-            + [cell_text(counts) for _, cell_text in (decoding_load.lines() if decoding_load is not None else ())]
+            + [
+                cell_text(model_quantities)
+                for _, cell_text in (decoding_load.lines() if decoding_load is not None else ())
+            ]
         )
-        for preset, counts in compared_models
+        for preset, model_quantities in compared_models
     ]
     first_model = compared_models[0][1]
     notes = [
@@ -452,9 +484,9 @@ def _table_with_row_per_model(
     return Table("", [*table_columns, *timed_columns], table_rows, notes=[*notes, *_position_warnings(compared_models)])
 
 
-def _lower_quartile(numbers: Iterable[float]) -> float:
+def _lower_quartile(values: Iterable[float]) -> float:
     """Returns the lower quartile of the values; 0 for no values."""
-    sorted_values = sorted(numbers)
+    sorted_values = sorted(values)
     return sorted_values[len(sorted_values) // 4] if sorted_values else 0
 
 

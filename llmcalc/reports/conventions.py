@@ -33,7 +33,9 @@ def conventions_table(title: str, headline: str, flop_count: FlopCount, rules_of
         )
         for rule_of_thumb in rules_of_thumb
     ]
-    notes = [f"{rule.name}: {rule.source}; {rule.remark}" for rule in rules_of_thumb if rule.source]
+    notes = [
+        f"{note_rule.name}: {note_rule.source}; {note_rule.remark}" for note_rule in rules_of_thumb if note_rule.source
+    ]
     notes += [
         "B sequences of s tokens, V vocabulary, h width, ℓ layers; n_layer, L layers, H heads of size Q, d_attn = "
         "HQ, n_ctx, T tokens of a sequence",

@@ -49,12 +49,12 @@ def report(preset: Preset, hardware: Hardware, run_cost: RunCost) -> Report:
             TITLE_AND_UNIT_BY_AMOUNT[amount_name][0],
             *(
                 DisplayedValue(range_end, amount_text(range_end, digit_count))
-                for range_end in _low_high_and_likely(amount)
+                for range_end in _low_high_and_likely(ranged_amount)
             ),
             TITLE_AND_UNIT_BY_AMOUNT[amount_name][1],
         )
-        for amount_name, amount in cost_amounts.items()
-        if amount is not None
+        for amount_name, ranged_amount in cost_amounts.items()
+        if ranged_amount is not None
     ]
     if run_cost.tokens:
         run_text = f"{units.count(run_cost.tokens)} tokens"
@@ -91,11 +91,11 @@ def _likely_time_with_range_and_unit(run_cost: RunCost) -> tuple[str, str, str, 
     )
     if days_amount.high >= 1:
         return low_text, high_text, likely_text, "days"
-    seconds = run_cost.cost.seconds
-    time_unit = range_unit(seconds.low, seconds.high)
+    run_seconds = run_cost.cost.seconds
+    time_unit = range_unit(run_seconds.low, run_seconds.high)
     low_text, high_text, likely_text = (
         duration_text(range_end, time_unit, digit_count).removesuffix(f" {time_unit}")
-        for range_end in _low_high_and_likely(seconds)
+        for range_end in _low_high_and_likely(run_seconds)
     )
     return low_text, high_text, likely_text, time_unit
 
@@ -133,9 +133,15 @@ def _lost_time_text(run_cost: RunCost) -> str:
 def _planned_layout_text(plan: LayoutPlan) -> str:
     """Returns a plan's first layout as text, with the recomputation, and with micro-batches of several sequences."""
     layout_candidate = plan.ranked_layouts.fitting_candidates[0]
-    layout = candidate_cell(layout_candidate.layout, layout_candidate.recompute or plan.memory.settings.recompute or "")
+    layout_words = candidate_cell(
+        layout_candidate.layout, layout_candidate.recompute or plan.memory.settings.recompute or ""
+    )
     micro_batch = plan.memory.settings.batch or 1
-    return layout if micro_batch == 1 else f"{layout}, micro-batches of {counted_noun(micro_batch, 'sequence')}"
+    return (
+        layout_words
+        if micro_batch == 1
+        else f"{layout_words}, micro-batches of {counted_noun(micro_batch, 'sequence')}"
+    )
 
 
 def _step_description(run_cost: RunCost) -> str:
@@ -211,11 +217,11 @@ def _not_counted_text(run_cost: RunCost) -> str:
 def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[str, Any]:
     from .serve import load_point_data
 
-    layout: Any = None
+    layout_entry: Any = None
     if run_cost.plan is not None:
-        layout = run_cost.plan.ranked_layouts.fitting_candidates[0].layout.data()
+        layout_entry = run_cost.plan.ranked_layouts.fitting_candidates[0].layout.data()
     elif run_cost.server is not None:
-        layout = {**vars(run_cost.server.layout_sizes), "replicas": run_cost.server.replicas}
+        layout_entry = {**vars(run_cost.server.layout_sizes), "replicas": run_cost.server.replicas}
     return {
         "model": model_data(preset),
         "hardware": hardware.name,
@@ -223,13 +229,14 @@ def _cost_data(preset: Preset, hardware: Hardware, run_cost: RunCost) -> dict[st
         "tokens": run_cost.tokens,
         "requests": run_cost.requests,
         "cost": {
-            name: None if amount is None else amount.as_data() for name, amount in run_cost.cost.amounts_by_name.items()
+            amount_name: None if amount is None else amount.as_data()
+            for amount_name, amount in run_cost.cost.amounts_by_name.items()
         },
         "steps": run_cost.step_count,
         "step_tokens": run_cost.step_tokens,
         "step": None if run_cost.step_seconds is None else run_cost.step_seconds.as_data(),
         "measured": run_cost.is_measured,
-        "layout": layout,
+        "layout": layout_entry,
         "server": None if run_cost.load_point is None else load_point_data(run_cost.load_point),
         "class": None if run_cost.time_range is None else run_cost.time_range.class_data(),
         "power_watts": run_cost.cost.watts_per_device,

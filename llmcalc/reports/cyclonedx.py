@@ -51,7 +51,10 @@ def _component_of_model(lock_entry: LockedModel) -> dict[str, Any]:
         "bom-ref": locked_values["target"],
         "name": preset.title or locked_values["name"],
         "modelCard": {"modelParameters": architecture},
-        "properties": [{"name": f"llmcalc:{name}", "value": value} for name, value in entry_values],
+        "properties": [
+            {"name": f"llmcalc:{property_name}", "value": property_value}
+            for property_name, property_value in entry_values
+        ],
     }
     if preset.developer:
         model_component["publisher"] = preset.developer

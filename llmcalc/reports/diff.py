@@ -92,8 +92,8 @@ def report(model_difference: ModelDifference, title: str = "", unread_files: str
         f"{units.short_dtype(model_difference.cache_dtype)}",
         flops_per_token_note(model_difference.seq),
     ]
-    rows = [_quantity_row(quantity_change) for quantity_change in model_difference.quantities]
-    tables = [Table(title, QUANTITY_COLUMNS, rows, "", notes, headline_text, name="quantities")]
+    quantity_rows = [_quantity_row(quantity_change) for quantity_change in model_difference.quantities]
+    tables = [Table(title, QUANTITY_COLUMNS, quantity_rows, "", notes, headline_text, name="quantities")]
     if model_difference.fields:
         table_rows = [
             row(field_change.name, _field_text(field_change.before), _field_text(field_change.after))
@@ -112,17 +112,19 @@ def report(model_difference: ModelDifference, title: str = "", unread_files: str
 
 def _length_warnings(model_difference: ModelDifference) -> list[str]:
     """Returns a warning for each model with a context length below the sequence length."""
-    models = [preset for preset in (model_difference.before, model_difference.after) if preset is not None]
+    presets = [preset for preset in (model_difference.before, model_difference.after) if preset is not None]
     return [
         warning_text
-        for preset in models
+        for preset in presets
         for warning_text in warnings_of_notes(preset, too_long_notes(preset.model, Workload(seq=model_difference.seq)))
     ]
 
 
 def _answer_text(model_difference: ModelDifference) -> str:
     """Returns the change in the number of parameters as text: `+160.47 M parameters (+2.0 %)`."""
-    total_change = next(change for change in model_difference.quantities if change.name == "parameters")
+    total_change = next(
+        quantity_change for quantity_change in model_difference.quantities if quantity_change.name == "parameters"
+    )
     if not model_difference.has_changed:
         return "no count differs"
     if not total_change.has_changed:
@@ -147,7 +149,7 @@ def _quantity_row(quantity_change: QuantityChange) -> Row:
 
 
 def _both_values_text(quantity_change: QuantityChange) -> list[str]:
-    """Returns the old and the new value as texts in the larger one's unit, unless one is below a tenth of the other."""
+    """Returns the old and new value as texts in the unit of the larger; in separate units if they differ tenfold."""
     nonzero_values = [node_value for node_value in (quantity_change.before, quantity_change.after) if node_value]
     if not nonzero_values:
         return [
@@ -171,14 +173,18 @@ def _scaled_text(unit_scale: units.UnitScale, quantity_change: QuantityChange, a
 
 
 def _change_text(quantity_change: QuantityChange) -> str:
-    sign = "+" if quantity_change.change > 0 else "−"
-    return f"{sign}{WRITER_BY_UNIT[quantity_change.unit](abs(quantity_change.change))}"
+    sign_text = "+" if quantity_change.change > 0 else "−"
+    return f"{sign_text}{WRITER_BY_UNIT[quantity_change.unit](abs(quantity_change.change))}"
 
 
 def _relative_change(quantity_change: QuantityChange) -> float | None:
     """Returns the relative change; None if the value is unchanged, or the old value is 0 or missing."""
-    before, after = quantity_change.before, quantity_change.after
-    return after / before - 1 if quantity_change.has_changed and before and after is not None else None
+    value_before, value_after = quantity_change.before, quantity_change.after
+    return (
+        value_after / value_before - 1
+        if quantity_change.has_changed and value_before and value_after is not None
+        else None
+    )
 
 
 def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) -> Table:
@@ -186,9 +192,14 @@ def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) ->
     shown_nodes = changed_nodes[:MAX_SHOWN_NODES]
     scale_function = SCALE_BY_UNIT[shown_nodes[0].unit]
     unit_scale = scale_function(
-        median_low(abs(value) for node in shown_nodes for value in (node.before, node.after, node.change) if value)
+        median_low(
+            abs(changed_value)
+            for changed_node in shown_nodes
+            for changed_value in (changed_node.before, changed_node.after, changed_node.change)
+            if changed_value
+        )
     )
-    if (largest_change := max(abs(node.change) for node in shown_nodes)) < unit_scale.factor / 10:
+    if (largest_change := max(abs(changed_node.change) for changed_node in shown_nodes)) < unit_scale.factor / 10:
         unit_scale = scale_function(largest_change)
 
     def write_value(node_value: float | None) -> DisplayedValue:
@@ -198,8 +209,13 @@ def _nodes_table(quantity_name: str, changed_nodes: Sequence[QuantityChange]) ->
         return DisplayedValue(node_change, ("+" if node_change > 0 else "−") + unit_scale.write(abs(node_change)))
 
     table_rows = [
-        row(node.name, write_value(node.before), write_value(node.after), write_change(node.change))
-        for node in shown_nodes
+        row(
+            changed_node.name,
+            write_value(changed_node.before),
+            write_value(changed_node.after),
+            write_change(changed_node.change),
+        )
+        for changed_node in shown_nodes
     ]
     hidden_count = len(changed_nodes) - len(table_rows)
     if hidden_count:
@@ -223,13 +239,16 @@ def _field_text(field_value: Any) -> str:
 
 
 def _difference_data(model_difference: ModelDifference) -> dict[str, Any]:
-    spec = [{"field": field.name, "before": field.before, "after": field.after} for field in model_difference.fields]
+    field_entries = [
+        {"field": field_change.name, "before": field_change.before, "after": field_change.after}
+        for field_change in model_difference.fields
+    ]
     return {
         "before": model_difference.before and model_data(model_difference.before),
         "after": model_difference.after and model_data(model_difference.after),
         "changed": model_difference.has_changed,
         "workload": {"batch": 1, "seq": model_difference.seq, "dtype": model_difference.cache_dtype, "pairs": "full"},
-        "spec": spec,
+        "spec": field_entries,
         "quantities": [_quantity_data(quantity_change) for quantity_change in model_difference.quantities],
         "components": {
             quantity_name: [_quantity_data(quantity_change) for quantity_change in changed_nodes]

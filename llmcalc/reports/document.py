@@ -144,7 +144,9 @@ class Table(NamedTuple):
         shown_columns = [column_index for column_index, column in enumerate(self.columns) if not column.is_bar]
         if len(shown_columns) == len(self.columns):
             return self
-        shown_rows = [row._replace(cells=[row.cells[index] for index in shown_columns]) for row in self.rows]
+        shown_rows = [
+            row._replace(cells=[row.cells[shown_index] for shown_index in shown_columns]) for row in self.rows
+        ]
         return self._replace(columns=[self.columns[column_index] for column_index in shown_columns], rows=shown_rows)
 
     def tables_of_lists(self) -> list[Table]:
@@ -207,7 +209,7 @@ class Report(NamedTuple):
         return self._replace(tables=[table for table in tables_and_lists if table.name == table_or_list])
 
     def with_document_entry(self, entry_name: str, document_entry: Any, note: str) -> Report:
-        """Returns the report with another entry in its JSON document, and a note at the head of its first table."""
+        """Returns the report with an entry added to its JSON document, and a note at the head of its first table."""
         assert isinstance(self.data, dict)  # a report of one target
         first_table, *other_tables = self.tables
         extended_data = {**self.data, entry_name: document_entry}
@@ -230,7 +232,9 @@ class Report(NamedTuple):
         document_data = self.data | {
             entry_name: compute_entry_value() for entry_name, compute_entry_value in self.deferred_values.items()
         }
-        return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | document_data
+        return {
+            "notes": without_repetitions(table_note for table in self.tables for table_note in table.notes)
+        } | document_data
 
     def with_limited_notes(self, omission_text: str = "--notes") -> Report:
         """Returns the report with its warnings and at most `MAX_NOTES` other notes per target.
@@ -326,7 +330,11 @@ def single_document_or_list(json_documents: Sequence[dict[str, Any]]) -> dict[st
 def join_reports(reports: Sequence[Report]) -> Report:
     """Joins the reports of several targets: documents, tables, texts and warnings, in order."""
     report_data = [report.data_with_notes() for report in reports]
-    json_documents = [document for data in report_data for document in (data if isinstance(data, list) else [data])]
+    json_documents = [
+        document
+        for document_data in report_data
+        for document in (document_data if isinstance(document_data, list) else [document_data])
+    ]
     tables = [table for report in reports for table in report.tables]
     warnings = [warning for report in reports for warning in report.warnings]
     return Report(single_document_or_list(json_documents), tables, "".join(report.text for report in reports), warnings)

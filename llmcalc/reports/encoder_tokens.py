@@ -18,9 +18,9 @@ def with_encoder_tokens(report: Report, encoded_inputs: EncodedInputs | None) ->
 def encoder_tokens_note(inputs: EncodedInputs) -> str:
     """Returns a note on the tokens of images and audio: `tokens of each sequence: 2,508 of images and 750 of audio`."""
     token_texts = [
-        f"{units.exact_text(tokens)} {input_kind}"
-        for tokens, input_kind in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))
-        if tokens
+        f"{units.exact_text(token_count)} {input_kind}"
+        for token_count, input_kind in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))
+        if token_count
     ]
     unit_text = (
         "tokens of each sequence" if inputs.extends_sequence else "positions of the encoder, which the decoder reads"

@@ -125,13 +125,13 @@ def fit_report(
     engine_use: EngineUse,
     engine_options: Sequence[EngineOption],
     timed_runs: Sequence[TimedRun | None],
-    users: int,
+    user_count: int,
     names_accelerator: bool,
     user_limit: int | None = None,
 ) -> Report:
     """Returns the report of `fit`: the fewest accelerators on which the engine starts with the users' cache.
 
-    timed_runs: of each option, a token of all users; None without a time. users: concurrent requests.
+    timed_runs: of each option, a token of all users; None without a time. user_count: concurrent requests.
     names_accelerator: whether the user named the accelerator. user_limit: sequences at once, by `--users`;
         None for its default or a flag that was typed.
     """
@@ -140,7 +140,7 @@ def fit_report(
     has_decoding_times = any(timed_run is not None for timed_run in timed_runs)
     best_option = engine_options[0]
     devices_text = device_phrase(best_option.memory.devices, best_option.hardware.title)
-    users_text = f"{counted_noun(users, 'user')} of {counted_noun(best_option.memory.max_model_len, 'token')}"
+    users_text = f"{counted_noun(user_count, 'user')} of {counted_noun(best_option.memory.max_model_len, 'token')}"
     notes = [
         *_host_layer_notes(engine_use, engine_options),
         *_format_notes(engine_use),
@@ -173,7 +173,7 @@ def fit_report(
     json_document = {
         "model": model_data(engine_use.preset),
         "engine": _engine_data(engine_use),
-        "users": users,
+        "users": user_count,
         "max_model_len": best_option.memory.max_model_len,
         "verdict": "fits" if best_option.serves_all_users else "no",
         "options": [
@@ -224,7 +224,9 @@ def _heading_subtitle(engine_use: EngineUse) -> str:
         for flag_name, flag_value in engine_use.memory.assumed_flags.items()
         if flag_name in engine_use.engine.shown_defaults
     )
-    device_text = "of each device" if any(term.device for term in engine_use.memory.terms) else "of one device"
+    device_text = (
+        "of each device" if any(memory_term.device for memory_term in engine_use.memory.terms) else "of one device"
+    )
     return (
         f"{device_text}, in {units.GIB.name}"
         + (f"; default {defaults_text}" if defaults_text else "")
@@ -247,7 +249,8 @@ def _launch_subtitle(engine_use: EngineUse) -> str:
     if engine_use.launch is None:
         return ""
     flags_text = ", ".join(
-        f"{name} {changed_flag.option_value}" for name, changed_flag in engine_use.launch.option_overrides.items()
+        f"{option_name} {changed_flag.option_value}"
+        for option_name, changed_flag in engine_use.launch.option_overrides.items()
     )
     return f"; {engine_use.launch.location}" + (f", with {flags_text} in the place of its own" if flags_text else "")
 
@@ -257,29 +260,43 @@ def _launch_notes(engine_use: EngineUse) -> list[str]:
     launched_run = engine_use.launch
     if launched_run is None:
         return []
-    memory = engine_use.memory
-    defaults_text = ", ".join(f"{flag_name} {flag_value}" for flag_name, flag_value in memory.assumed_flags.items())
+    engine_memory = engine_use.memory
+    defaults_text = ", ".join(
+        f"{flag_name} {flag_value}" for flag_name, flag_value in engine_memory.assumed_flags.items()
+    )
     default_notes = [f"defaults of {_engine_name(engine_use)}: {defaults_text}"] if defaults_text else []
     gpu_notes: list[str] = []
-    if launched_run.gpu_count is not None and launched_run.gpu_count < memory.devices:
-        gpu_notes = [f"the file has {launched_run.gpu_count} accelerators, and the layout needs {memory.devices}"]
-    unknown_notes = [f"{flag_name}: {reason}" for flag_name, reason in launched_run.unknown_flags.items()]
+    if launched_run.gpu_count is not None and launched_run.gpu_count < engine_memory.devices:
+        gpu_notes = [
+            f"the file has {launched_run.gpu_count} accelerators, and the layout needs {engine_memory.devices}"
+        ]
+    unknown_notes = [
+        f"{flag_name}: {unknown_reason}" for flag_name, unknown_reason in launched_run.unknown_flags.items()
+    ]
     return [*default_notes, *gpu_notes, *launched_run.notes, *unknown_notes]
 
 
 def _launch_data(engine_use: EngineUse) -> dict[str, Any]:
     """Returns the launch file's entry in a JSON document; empty without a file."""
-    launch = engine_use.launch
-    if launch is None:
+    launched_run = engine_use.launch
+    if launched_run is None:
         return {}
-    return {"launch": launch.data(engine_use.engine.title, engine_use.version.version, engine_use.memory.assumed_flags)}
+    return {
+        "launch": launched_run.data(
+            engine_use.engine.title, engine_use.version.version, engine_use.memory.assumed_flags
+        )
+    }
 
 
 def _memory_notes(engine_memory: EngineMemory) -> list[str]:
     failure_text = engine_memory.startup_error.removesuffix(".")
-    ranks = engine_memory.data_parallel_ranks
-    ranks_note = f"tokens: of each of the {ranks} data-parallel ranks, as the engine prints them; users: of all"
-    return [*([f"{failure_text}."] if failure_text else []), *([ranks_note] if ranks > 1 else []), *engine_memory.notes]
+    rank_count = engine_memory.data_parallel_ranks
+    ranks_note = f"tokens: of each of the {rank_count} data-parallel ranks, as the engine prints them; users: of all"
+    return [
+        *([f"{failure_text}."] if failure_text else []),
+        *([ranks_note] if rank_count > 1 else []),
+        *engine_memory.notes,
+    ]
 
 
 def _host_layer_notes(engine_use: EngineUse, engine_options: Sequence[EngineOption]) -> list[str]:
@@ -298,14 +315,16 @@ def _host_layer_notes(engine_use: EngineUse, engine_options: Sequence[EngineOpti
 def _limit_notes(engine_use: EngineUse) -> list[str]:
     """Returns a note if the engine runs fewer requests at once than its cache has room for."""
     engine, engine_memory = engine_use.engine, engine_use.memory
-    request_limit, replicas = engine.request_limit(engine_memory), engine_memory.data_parallel_ranks
+    request_limit, replica_count = engine.request_limit(engine_memory), engine_memory.data_parallel_ranks
     if not engine_memory.can_start or request_limit is None or int(engine_memory.max_concurrency) <= request_limit:
         return []
     limit_flag = f"{engine.spelling(engine.request_limit_flag)} {engine_memory.settings[engine.request_limit_flag]:,}"
     if engine.request_limit_flag not in engine_use.flags:
         limit_flag = f"default {limit_flag}"
     limit_text = (
-        "no more" if replicas == 1 else f"{request_limit:,} on each rank, no more than {request_limit * replicas:,}"
+        "no more"
+        if replica_count == 1
+        else f"{request_limit:,} on each rank, no more than {request_limit * replica_count:,}"
     )
     return [f"{limit_flag}: {limit_text} of these users run at once, the others wait"]
 
@@ -356,8 +375,8 @@ def _terms_table(engine_use: EngineUse) -> Table:
         *_launch_notes(engine_use),
     ]
     subtitle = _heading_subtitle(engine_use)
-    answer = _answer_text(engine_memory)
-    return Table(_title_text(engine_use), TERM_COLUMNS, table_rows, subtitle, notes, answer, name="terms")
+    answer_text = _answer_text(engine_memory)
+    return Table(_title_text(engine_use), TERM_COLUMNS, table_rows, subtitle, notes, answer_text, name="terms")
 
 
 def _device_rows(engine_use: EngineUse) -> list[Row]:
@@ -365,16 +384,18 @@ def _device_rows(engine_use: EngineUse) -> list[Row]:
     if not engine_use.memory.host:
         return []
     table_rows = []
-    for device in dict.fromkeys(memory_term.device for memory_term in engine_use.memory.terms):
-        used_bytes = sum(memory_term.bytes for memory_term in engine_use.memory.terms if memory_term.device == device)
+    for device_name in dict.fromkeys(memory_term.device for memory_term in engine_use.memory.terms):
+        used_bytes = sum(
+            memory_term.bytes for memory_term in engine_use.memory.terms if memory_term.device == device_name
+        )
         capacity_text = f"of {units.GIB.write(engine_use.hardware.capacity_bytes)} GiB"
-        capacity_or_host_text = "the host's memory" if device == HOST_DEVICE else capacity_text
-        table_rows.append(row(f"all, {device}", used_bytes, "", capacity_or_host_text, is_bold=True, is_sum=True))
+        capacity_or_host_text = "the host's memory" if device_name == HOST_DEVICE else capacity_text
+        table_rows.append(row(f"all, {device_name}", used_bytes, "", capacity_or_host_text, is_bold=True, is_sum=True))
     return [*table_rows, row("disk", int(engine_use.memory.host["disk_bytes"]), "", "tensors of the GGUF file")]
 
 
 def _changes_table(engine_use: EngineUse) -> Table:
-    term_devices = {term.device for term in engine_use.memory.terms}
+    term_devices = {memory_term.device for memory_term in engine_use.memory.terms}
     device_text = "on the GPUs" if term_devices - {None, "", HOST_DEVICE} else "for the cache"
     device_text = "in the host's memory" if term_devices == {HOST_DEVICE} else device_text
     engine_memory = engine_use.memory
@@ -412,7 +433,9 @@ def _engine_columns_table(engine_uses: Sequence[EngineUse]) -> Table:
             for engine_use, engine_name in zip(engine_uses, engine_names, strict=True)
         ),
     ]
-    term_names = list(dict.fromkeys(term.name for engine_use in engine_uses for term in engine_use.memory.terms))
+    term_names = list(
+        dict.fromkeys(memory_term.name for engine_use in engine_uses for memory_term in engine_use.memory.terms)
+    )
     table_rows = [
         row(
             TERM_TITLES.get(term_name, term_name),
@@ -447,7 +470,7 @@ def _engine_document(engine_use: EngineUse) -> dict[str, Any]:
             bytes_by_device[memory_term.device] = bytes_by_device.get(memory_term.device, 0) + memory_term.bytes
             bytes_by_kind[memory_term.name] = bytes_by_kind.get(memory_term.name, 0) + memory_term.bytes
     fullest_device_bytes = max(
-        (device_bytes for device, device_bytes in bytes_by_device.items() if device != HOST_DEVICE), default=0
+        (device_bytes for device_name, device_bytes in bytes_by_device.items() if device_name != HOST_DEVICE), default=0
     )
     return {
         "model": model_data(engine_use.preset),
@@ -496,17 +519,20 @@ def _engine_data(engine_use: EngineUse) -> dict[str, Any]:
 def _changes_data(engine_use: EngineUse) -> list[dict[str, Any]]:
     return [
         {
-            "flag": change.flag,
-            "kv_tokens": change.kv_tokens,
-            "max_concurrency": change.max_concurrency,
-            "starts": change.can_start,
+            "flag": flag_change.flag,
+            "kv_tokens": flag_change.kv_tokens,
+            "max_concurrency": flag_change.max_concurrency,
+            "starts": flag_change.can_start,
         }
-        for change in engine_use.flag_changes
+        for flag_change in engine_use.flag_changes
     ]
 
 
 def _flag_values(engine_use: EngineUse, engine_flags: Any, uses_short_flags: bool = False) -> list[tuple[str, Any]]:
-    return [(engine_use.engine.spelling(name, uses_short_flags), value) for name, value in engine_flags.items()]
+    return [
+        (engine_use.engine.spelling(flag_name, uses_short_flags), flag_value)
+        for flag_name, flag_value in engine_flags.items()
+    ]
 
 
 def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
@@ -520,4 +546,6 @@ def _flags_cell(engine_use: EngineUse, value_by_flag: Any) -> DisplayedValue:
 def _flags_text(engine_use: EngineUse, value_by_flag: Any, has_short_spellings: bool = True) -> str:
     """Returns flags with their values, as users type them: a switch that is on has none."""
     flag_values = _flag_values(engine_use, value_by_flag, has_short_spellings)
-    return " ".join(name if value is True else f"{name} {value}" for name, value in flag_values)
+    return " ".join(
+        flag_name if flag_value is True else f"{flag_name} {flag_value}" for flag_name, flag_value in flag_values
+    )

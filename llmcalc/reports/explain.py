@@ -110,8 +110,12 @@ def _formula_record(explanation: Explanation, formula_node: FormulaNode, formula
         "path": formula_node.path,
         "quantity": formula.quantity,
         **{
-            key: write_expression(formula.expression, style) if explanation.formulas.has_symbols else None
-            for key, style in (("symbolic", PLAIN), ("latex", LATEX), ("substituted", _style_with_numbers(explanation)))
+            style_key: write_expression(formula.expression, formula_style) if explanation.formulas.has_symbols else None
+            for style_key, formula_style in (
+                ("symbolic", PLAIN),
+                ("latex", LATEX),
+                ("substituted", _style_with_numbers(explanation)),
+            )
         },
         "in_units_of_h": None if formula.hidden_expression is None else write_expression(formula.hidden_expression),
         "value": _json_number(formula.value),
@@ -125,11 +129,16 @@ def _json_number(exact_value: Fraction) -> int | float:
     return exact_value.numerator if exact_value.denominator == 1 else float(exact_value)
 
 
-def _style_with_numbers(explanation: Explanation, latex: bool = False) -> FormulaStyle:
+def _style_with_numbers(explanation: Explanation, is_latex: bool = False) -> FormulaStyle:
     """Returns a formula style that writes numbers for all symbols except S, the sequence length."""
     meanings = explanation.formulas.meanings.values()
     return FormulaStyle(
-        is_latex=latex, values={meaning.name: meaning.value for meaning in meanings if meaning.name != KEYS_LETTER}
+        is_latex=is_latex,
+        values={
+            symbol_meaning.name: symbol_meaning.value
+            for symbol_meaning in meanings
+            if symbol_meaning.name != KEYS_LETTER
+        },
     )
 
 
@@ -199,7 +208,8 @@ def _quantity_tables(preset: Preset, explanation: Explanation, selected_rank: Se
         LINE_LENGTH
         - 4
         - max(
-            len("  " * section.depth + name) for section, name in zip(explanation.sections, section_names, strict=True)
+            len("  " * formula_section_of_name.depth + section_name)
+            for formula_section_of_name, section_name in zip(explanation.sections, section_names, strict=True)
         )
     )
     for formula in model_section.formulas:
@@ -272,7 +282,10 @@ def _component_rows(
     for component_block in component_blocks:
         formula_section, section_name, _ = component_block[0]
         layer_name = section_name.partition(" × ")[0]
-        block_contents = tuple((section.depth, name, tuple(texts)) for section, name, texts in component_block[1:])
+        block_contents = tuple(
+            (nested_section.depth, nested_name, tuple(cell_texts))
+            for nested_section, nested_name, cell_texts in component_block[1:]
+        )
         component_key = (
             formula_section.formula_nodes[0].numeric_node.kind,
             tuple(component_block[0][2]),
@@ -319,8 +332,8 @@ def _formula_steps(explanation: Explanation, formula: Formula) -> list[str]:
 
 def _formula_texts_with_unit(formula_texts: list[str], formula: Formula) -> list[str]:
     """Adds the unit to the last step of a formula, unless the quantity's title contains the unit."""
-    title, unit_text = QUANTITY_NAMES[formula.quantity]
-    if not title.endswith("cache per token") and not title.startswith(("state", "activations")):
+    quantity_title, unit_text = QUANTITY_NAMES[formula.quantity]
+    if not quantity_title.endswith("cache per token") and not quantity_title.startswith(("state", "activations")):
         return formula_texts
     number_text, separator, seq_text = formula_texts[-1].partition(" at ")
     return [*formula_texts[:-1], f"{number_text} {unit_text.partition('/')[0]}{separator}{seq_text}"]
@@ -386,9 +399,13 @@ def _split_formula_terms(formula_text: str, short_term_length: int) -> list[str]
 
 def _section_heading(formula_section: FormulaSection) -> str:
     """Returns the heading of equal nodes, which is the common end of their paths: `layers.self_attn (one of 32)`."""
-    repeat_count = sum(node.copies for node in formula_section.formula_nodes if not node.optional_part)
+    repeat_count = sum(
+        formula_node.copies for formula_node in formula_section.formula_nodes if not formula_node.optional_part
+    )
     shared_names: list[str] = []
-    for name_parts in zip(*(reversed(path.name.split(".")) for path in formula_section.formula_nodes), strict=False):
+    for name_parts in zip(
+        *(reversed(formula_path.name.split(".")) for formula_path in formula_section.formula_nodes), strict=False
+    ):
         if len(set(name_parts)) > 1:
             break
         shared_names.insert(0, name_parts[0])
@@ -403,7 +420,11 @@ def _formula_paths_text(formula_section: FormulaSection) -> str:
     counted_paths = [formula_node for formula_node in formula_nodes if not formula_node.optional_part]
     repeat_count = sum(formula_node.copies for formula_node in counted_paths)
     paths_text = ", ".join(formula_node.path or "model" for formula_node in counted_paths or formula_nodes)
-    left_out_paths = ", ".join(path.path for path in formula_nodes if path.optional_part) if counted_paths else ""
+    left_out_paths = (
+        ", ".join(formula_path.path for formula_path in formula_nodes if formula_path.optional_part)
+        if counted_paths
+        else ""
+    )
     left_out_text = f"; not counted: {left_out_paths}" if left_out_paths else ""
     if not counted_paths or repeat_count == 1:
         return f"at {paths_text}{left_out_text}"
@@ -435,7 +456,9 @@ def _source_notes(explanation: Explanation) -> list[str]:
         for formula_node in formula_section.formula_nodes:
             if formula_node.numeric_node.source and formula_node.path_names:
                 paths_by_source.setdefault(formula_node.numeric_node.source, []).append(formula_node.path_names[-1][0])
-    source_texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in paths_by_source.items()]
+    source_texts = [
+        f"{', '.join(dict.fromkeys(path_names))}: {source_text}" for source_text, path_names in paths_by_source.items()
+    ]
     return ["sources: " + "; ".join(source_texts)] if source_texts else []
 
 
@@ -489,8 +512,8 @@ def _training_notes(explanation: Explanation) -> list[str]:
 def _record_table(
     preset: Preset, explanation: Explanation, record_rows: list[dict[str, Any]], selected_rank: SelectedRank | None
 ) -> Table:
-    cells_by_row = [[row[column.key] for column in RECORD_COLUMNS] for row in record_rows]
-    rows = [Row(column) for column in cells_by_row]
+    cells_by_row = [[record_row[row_cells.key] for row_cells in RECORD_COLUMNS] for record_row in record_rows]
+    rows = [Row(row_cells) for row_cells in cells_by_row]
     notes = [*_training_notes(explanation), *_convention_notes(explanation)]
     return Table(preset.display, RECORD_COLUMNS, rows, subtitle_with_rank(headline(preset.model), selected_rank), notes)
 
@@ -504,12 +527,14 @@ def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, sel
     latex_lines: list[str] = [_latex_comment(comment_text)]
     sections = explanation.sections
     for formula_section in sections:
-        latex_lines.append(_latex_comment(", ".join(node.path or "model" for node in formula_section.formula_nodes)))
+        latex_lines.append(
+            _latex_comment(", ".join(formula_node.path or "model" for formula_node in formula_section.formula_nodes))
+        )
         equation_lines = []
         for formula in formula_section.formulas:
             formula_texts = [
                 write_expression(formula.expression, LATEX),
-                write_expression(formula.expression, _style_with_numbers(explanation, latex=True)),
+                write_expression(formula.expression, _style_with_numbers(explanation, is_latex=True)),
             ]
             formula_texts.append(
                 write_expression(formula.length_expression, FormulaStyle(is_latex=True, groups_digits=True))
@@ -528,13 +553,15 @@ def _latex_text(preset: Preset, explanation: Explanation, with_bibtex: bool, sel
     ]
     latex_lines += [r"\begin{align*}", " \\\\\n".join(legend_lines), r"\end{align*}"]
     node_sources = list(
-        dict.fromkeys(node.source for section in sections for node in section.formula_nodes if node.source)
+        dict.fromkeys(
+            formula_node.source for section in sections for formula_node in section.formula_nodes if formula_node.source
+        )
     )
-    latex_lines += [_latex_comment(f"source: {source}") for source in node_sources]
+    latex_lines += [_latex_comment(f"source: {node_source}") for node_source in node_sources]
     if with_bibtex:
         cited_papers, uncited_sources = papers(node_sources)
         latex_lines += ["", *(cited_paper.bibtex() for cited_paper in cited_papers)]
-        latex_lines += [_latex_comment(f"no paper: {source}") for source in uncited_sources]
+        latex_lines += [_latex_comment(f"no paper: {node_source}") for node_source in uncited_sources]
     elif node_sources:
         latex_lines.append("% --bibtex adds their entries")
     return "\n".join(latex_lines) + "\n"

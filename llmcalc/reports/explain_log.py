@@ -52,18 +52,18 @@ def log_report(log_answer: ExplainedLog) -> Report:
     subtitle = f"of one device, in {units.GIB.name}"
     title = _heading_text(log_answer)
     table = Table(title, LOG_COLUMNS, table_rows, subtitle, notes, _answer_text(log_answer), name="terms")
-    target = log_answer.preset.target if log_answer.preset is not None else ""
-    return Report(_log_data(log_answer), [table]).with_target(target)
+    model_target = log_answer.preset.target if log_answer.preset is not None else ""
+    return Report(_log_data(log_answer), [table]).with_target(model_target)
 
 
 def _heading_text(log_answer: ExplainedLog) -> str:
     parsed_log = log_answer.parsed_log
     program_text = f"{parsed_log.title} {parsed_log.version}".strip()
     model_text = log_answer.preset.display if log_answer.preset is not None else parsed_log.model
-    device = parsed_log.device
+    device_name = parsed_log.device
     if log_answer.hardware is not None:
-        device = device_phrase(log_answer.devices, log_answer.hardware.title)
-    return ", ".join(filter(None, (program_text, model_text, device)))
+        device_name = device_phrase(log_answer.devices, log_answer.hardware.title)
+    return ", ".join(filter(None, (program_text, model_text, device_name)))
 
 
 def _answer_text(log_answer: ExplainedLog) -> str:
@@ -87,8 +87,8 @@ def title_of_term(term_name: str) -> str:
 
 
 def _term_title(compared_term: ComparedTerm) -> str:
-    title = title_of_term(compared_term.logged_term.name)
-    return f"{title}, {compared_term.logged_term.device}" if compared_term.logged_term.device else title
+    term_title = title_of_term(compared_term.logged_term.name)
+    return f"{term_title}, {compared_term.logged_term.device}" if compared_term.logged_term.device else term_title
 
 
 def _displayed_value(compared_term: ComparedTerm, logged_value: int | None) -> DisplayedValue | None:
@@ -102,9 +102,9 @@ def _displayed_value(compared_term: ComparedTerm, logged_value: int | None) -> D
 
 def _log_data(log_answer: ExplainedLog) -> dict[str, Any]:
     parsed_log = log_answer.parsed_log
-    record = log_answer.version.rules_version if log_answer.version is not None else None
+    rules_version = log_answer.version.rules_version if log_answer.version is not None else None
     return {
-        "engine": {"name": parsed_log.program, "version": parsed_log.version or None, "record": record},
+        "engine": {"name": parsed_log.program, "version": parsed_log.version or None, "record": rules_version},
         "model": model_data(log_answer.preset) if log_answer.preset is not None else None,
         "model_in_log": parsed_log.model or None,
         "hardware": log_answer.hardware.name if log_answer.hardware is not None else None,

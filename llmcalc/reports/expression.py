@@ -99,8 +99,8 @@ def write_expression(expression: Any, formula_style: FormulaStyle = PLAIN) -> st
         return _write_product(expression, formula_style)
     if isinstance(expression, sympy.Min | sympy.Max):
         function_name = "min" if isinstance(expression, sympy.Min) else "max"
-        arguments = sorted(expression.args, key=_term_sort_key)
-        arguments_text = ", ".join(write_expression(argument, formula_style) for argument in arguments)
+        ordered_arguments = sorted(expression.args, key=_term_sort_key)
+        arguments_text = ", ".join(write_expression(argument, formula_style) for argument in ordered_arguments)
         return (
             rf"\{function_name}({arguments_text})" if formula_style.is_latex else f"{function_name}({arguments_text})"
         )
@@ -213,7 +213,7 @@ def _polynomial_degree(expression: Any) -> Any:
     if expression.is_Add:
         return max(_polynomial_degree(summand) for summand in expression.args)
     if expression.is_Mul:
-        return sum(_polynomial_degree(factor) for factor in expression.args)
+        return sum(_polynomial_degree(product_factor) for product_factor in expression.args)
     if expression.is_Pow:
         return _polynomial_degree(expression.base) * expression.exp
     return max((_polynomial_degree(argument) for argument in expression.args), default=0)

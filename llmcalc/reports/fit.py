@@ -84,7 +84,11 @@ def common_hardware_report(preset: Preset, run_memory: Memory, hardware_options:
     engine_options = [hardware_option for hardware_option in hardware_options if hardware_option.engine_title]
     has_single_macs = any(is_separate_computer(hardware_option.fit.hardware) for hardware_option in engine_options)
     most_macs_text = "one" if has_single_macs else f"up to {MAX_COMPUTERS}"
-    replica_note = "dp: replicas, which share the users" if any(option.users for option in hardware_options) else ""
+    replica_note = (
+        "dp: replicas, which share the users"
+        if any(hardware_option_with_users.users for hardware_option_with_users in hardware_options)
+        else ""
+    )
     if engine_options:
         names_text = ", ".join(hardware_option.fit.hardware.name for hardware_option in engine_options)
         engine_note = (
@@ -93,7 +97,11 @@ def common_hardware_report(preset: Preset, run_memory: Memory, hardware_options:
             else f"{names_text}: by {engine_options[0].engine_title}'s buffers, on one computer"
         )
         if len(engine_options) < len(hardware_options):
-            torch_names = ", ".join(option.fit.hardware.name for option in hardware_options if not option.engine_title)
+            torch_names = ", ".join(
+                hardware_option_with_users.fit.hardware.name
+                for hardware_option_with_users in hardware_options
+                if not hardware_option_with_users.engine_title
+            )
             engine_note += f"; {torch_names if run_memory.has_gguf_weights else 'the others'} by torch's kernels"
     notes = [
         *warnings,
@@ -139,11 +147,14 @@ def hardware_options_data(hardware_options: Sequence[HardwareOption]) -> list[di
 
 
 def report(
-    preset: Preset, fit_answer: FitAnswer, options: Sequence[HardwareOption] = (), engine_notes: Sequence[str] = ()
+    preset: Preset,
+    fit_answer: FitAnswer,
+    hardware_options: Sequence[HardwareOption] = (),
+    engine_notes: Sequence[str] = (),
 ) -> Report:
     """Returns the report for one accelerator: a table of the largest runs, and a table of changes.
 
-    options: numbers of the same accelerator on which the run fits; default none.
+    hardware_options: numbers of the same accelerator on which the run fits; default none.
     engine_notes: notes on the users that the usual engine holds; default none.
     """
     memory_use, hardware = fit_answer.memory.states, fit_answer.fit.hardware
@@ -152,15 +163,17 @@ def report(
         row("tokens of each sequence (--seq)", fit_answer.largest_seq, memory_use.workload.seq),
     ]
     engine_text = f" under {fit_answer.engine_title}" if fit_answer.engine_title else ""
-    answer = f"{VERDICT_TEXTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}"
+    answer_text = f"{VERDICT_TEXTS[fit_answer.fit.verdict]} on {hardware.title}{engine_text}"
     notes = [
         *(() if fit_answer.decoding_runs else engine_notes),
-        *_layer_split_notes(fit_answer, options),
+        *_layer_split_notes(fit_answer, hardware_options),
         *_search_notes(fit_answer),
     ]
-    report_content = _FitReportContent(answer, run_text(memory_use), table_rows, notes, bool(fit_answer.engine_title))
+    report_content = _FitReportContent(
+        answer_text, run_text(memory_use), table_rows, notes, bool(fit_answer.engine_title)
+    )
     json_document = _fit_document(preset, fit_answer) | {
-        "options": hardware_options_data(options),
+        "options": hardware_options_data(hardware_options),
         "decoding": list(map(_users_data, fit_answer.decoding_runs)),
     }
     if fit_answer.short_context_run is not None:
@@ -207,12 +220,14 @@ def _decoding_table(fit_answer: FitAnswer, subtitle: str) -> Table:
 
 
 def _untested_engine_remark(hardware: Hardware, timed_run: TimedRun) -> str:
-    """Returns an addition to the engine's title on accelerators that need the engine's plugin; else empty."""
-    engines = [record for record in map(engine, ENGINE_FOLDERS) if record.title == timed_run.stack.title]
-    if not engines or engines[0].runs_on(hardware):
+    """Returns words after the engine's title for accelerators on which the engine needs a plugin; else empty."""
+    engine_records = [
+        engine_record for engine_record in map(engine, ENGINE_FOLDERS) if engine_record.title == timed_run.stack.title
+    ]
+    if not engine_records or engine_records[0].runs_on(hardware):
         return ""
     memory_remark = "whose memory there is not modelled"
-    return f"'s plugin, {memory_remark}" if engines[0].plugin_vendors else f", {memory_remark}"
+    return f"'s plugin, {memory_remark}" if engine_records[0].plugin_vendors else f", {memory_remark}"
 
 
 def _float32_weights_notes(run_memory: Memory, timed_run: TimedRun) -> list[str]:
@@ -285,8 +300,8 @@ def devices_report(preset: Preset, fit_answer: DevicesFitAnswer) -> Report:
 def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
     """Returns the report for inference on many devices: best layout, all layouts, largest fitting sizes, changes."""
     largest_run_fit, best_replica = serving_answer.largest_run, serving_answer.best_replica
-    memory = largest_run_fit.memory if largest_run_fit.engine_title else serving_answer.memory
-    memory_use, accelerator_fit, devices = memory.states, best_replica.fit, best_replica.layout.world_size
+    shown_memory = largest_run_fit.memory if largest_run_fit.engine_title else serving_answer.memory
+    memory_use, accelerator_fit, device_count = shown_memory.states, best_replica.fit, best_replica.layout.world_size
     sharing_ranks_text = "replica" if best_replica.layout.ep == 1 else "data-parallel rank"
     table_rows = [
         row("fewest devices of a replica", serving_answer.fewest_devices, best_replica.layout.replica_devices)
@@ -302,7 +317,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         ]
     engine_title = largest_run_fit.engine_title
     buffers_text = f"buffers of {engine_title}, layers divided by -ts" if engine_title else "kernels of torch"
-    if memory.has_gguf_weights and not engine_title:
+    if shown_memory.has_gguf_weights and not engine_title:
         buffers_text += ", not llama.cpp's buffers"
         divides_matrices = best_replica.layout.tp > 1 or best_replica.layout.ep > 1
         if divides_matrices and accelerator_fit.hardware.vendor not in COMPUTER_VENDORS:
@@ -313,10 +328,10 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         "each maximum changes one number of the run, with this layout",
     ]
     fewest_devices = serving_answer.fewest_devices
-    if accelerator_fit.verdict == "no" and fewest_devices is not None and fewest_devices < devices:
+    if accelerator_fit.verdict == "no" and fewest_devices is not None and fewest_devices < device_count:
         notes.insert(
             0,
-            f"replicas of equal size divide the devices, and none of the sizes that divide {devices} fits; one of "
+            f"replicas of equal size divide the devices, and none of the sizes that divide {device_count} fits; one of "
             f"{counted_noun(fewest_devices, 'device')} does",
         )
     needed_column, share_column, verdict_column = CHANGE_COLUMNS[1:]
@@ -339,10 +354,13 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         )
         for tried_replica in serving_answer.tried_replicas
     ]
-    timed_run = next((replica.decoding_run for replica in serving_answer.tried_replicas if replica.decoding_run), None)
+    timed_run = next(
+        (timed_replica.decoding_run for timed_replica in serving_answer.tried_replicas if timed_replica.decoding_run),
+        None,
+    )
     layout_notes = [
-        f"left out: {layout_text(layout)}: {reason.removeprefix(f'--tp {layout.tp}: ')}"
-        for layout, reason in serving_answer.uncounted_layouts[:1]
+        f"left out: {layout_text(layout)}: {uncounted_reason.removeprefix(f'--tp {layout.tp}: ')}"
+        for layout, uncounted_reason in serving_answer.uncounted_layouts[:1]
     ]
     if timed_run is not None:
         software_title = timed_run.stack.title
@@ -357,13 +375,13 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         )
     json_document = {
         **_fit_document(preset, largest_run_fit),
-        "devices": devices,
+        "devices": device_count,
         "framework": engine_title or "torch",
         "layout": best_replica.layout.data(),
         "rank": best_replica.rank,
         "needed_devices": serving_answer.fewest_devices,
         "needed_layout": None if serving_answer.layout_on_fewest is None else serving_answer.layout_on_fewest.data(),
-        "options": hardware_options_data([HardwareOption(devices, best_replica.layout, accelerator_fit)]),
+        "options": hardware_options_data([HardwareOption(device_count, best_replica.layout, accelerator_fit)]),
         "layouts": [
             {
                 "layout": tried_replica.layout.data(),
@@ -376,7 +394,7 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         ],
     }
     report_content = _FitReportContent(
-        f"{VERDICT_TEXTS[accelerator_fit.verdict]} on {device_phrase(devices, accelerator_fit.hardware.title)}"
+        f"{VERDICT_TEXTS[accelerator_fit.verdict]} on {device_phrase(device_count, accelerator_fit.hardware.title)}"
         + (f" under {engine_title}" if engine_title else ""),
         f"{run_text(memory_use)} on each replica, {layout_text(best_replica.layout)}, rank {best_replica.rank}",
         table_rows,
@@ -384,7 +402,9 @@ def serving_report(preset: Preset, serving_answer: ServingFitAnswer) -> Report:
         bool(engine_title),
         [Table("Layouts", table_columns, layout_rows, notes=layout_notes, name="layouts")],
     )
-    return report_content.report(preset, memory, accelerator_fit, largest_run_fit.changes, json_document, CHANGES_NOTE)
+    return report_content.report(
+        preset, shown_memory, accelerator_fit, largest_run_fit.changes, json_document, CHANGES_NOTE
+    )
 
 
 CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as they are; formats and adapters do not"
@@ -471,10 +491,10 @@ def _search_notes(fit_answer: FitAnswer) -> list[str]:
     return notes
 
 
-def _layer_split_notes(fit_answer: FitAnswer, options: Sequence[HardwareOption]) -> list[str]:
+def _layer_split_notes(fit_answer: FitAnswer, hardware_options: Sequence[HardwareOption]) -> list[str]:
     """Returns a note if the layers fit on no number of accelerators among which the engine divides layers."""
     hardware = fit_answer.fit.hardware
-    has_fitting_option = any(hardware_option.fit.verdict != "no" for hardware_option in options)
+    has_fitting_option = any(hardware_option.fit.verdict != "no" for hardware_option in hardware_options)
     if not fit_answer.engine_title or is_separate_computer(hardware) or has_fitting_option:
         return []
     return [f"{fit_answer.engine_title} divides layers among up to {MAX_SPLIT_DEVICES}, on none of which they fit"]
@@ -488,8 +508,11 @@ def _host_layer_notes(fit_answer: FitAnswer, accelerator_fit: MemoryFit) -> list
     is_fitting = accelerator_fit.verdict != "no"
     if not fit_answer.engine_title or is_fitting or accelerator_fit.hardware.unified_memory:
         return []
-    title = fit_answer.engine_title
-    return [f"{title} starts with layers on the host too, and is slower then (--engine {title.lower()} has its flags)"]
+    engine_title = fit_answer.engine_title
+    return [
+        f"{engine_title} starts with layers on the host too, and is slower then (--engine "
+        f"{engine_title.lower()} has its flags)"
+    ]
 
 
 def _wired_limit_notes(accelerator_fit: MemoryFit) -> list[str]:
@@ -526,9 +549,9 @@ def _changes_data(run_changes: Sequence[SettingChange]) -> list[dict[str, Any]]:
 
 
 def _fit_document(preset: Preset, fit_answer: FitAnswer) -> dict[str, Any]:
-    """Returns the JSON document of `accelerator_fit` on one accelerator. Bytes are exact integers."""
+    """Returns the JSON document of `fit` on one accelerator. Bytes are exact integers."""
     accelerator_fit, is_training = fit_answer.fit, fit_answer.memory.settings.phase == "training"
-    batch = fit_answer.largest_batch if is_training else None
+    largest_batch = fit_answer.largest_batch if is_training else None
     return {
         "model": model_data(preset),
         "workload": workload_data(fit_answer.memory),
@@ -537,7 +560,7 @@ def _fit_document(preset: Preset, fit_answer: FitAnswer) -> dict[str, Any]:
         "engine": fit_answer.engine_title or None,
         **_fit_data(accelerator_fit),
         "largest": {
-            "batch": batch,
+            "batch": largest_batch,
             "seq": fit_answer.largest_seq,
             "users": None if is_training else fit_answer.largest_batch,
         },

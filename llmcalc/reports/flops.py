@@ -124,18 +124,22 @@ def _tree_data(flop_count: FlopCount) -> dict[str, Any]:
     node_figures = _node_counts_function(flop_count.include)
     node_data = tree_data(_tree_without_towers(flop_count.tree).root_position(flop_count.run_config), node_figures)
     if flop_count.encoders and flop_count.inputs is not None:
-        encoders: list[dict[str, Any]] = []
+        encoder_entries: list[dict[str, Any]] = []
         for encoder_run in flop_count.inputs.encoder_runs:
             towers_node = Node(TOWERS.name, children=encoder_run.nodes, kind=TOWERS.name)
-            encoders += tree_data(towers_node.root_position(encoder_run.run_config), node_figures)["children"]
+            encoder_entries += tree_data(towers_node.root_position(encoder_run.run_config), node_figures)["children"]
         encoder_sums = {"flops": flop_count.encoders, "flops_in_all": flop_count.encoders}
-        node_data["children"].append({"name": TOWERS.name, **encoder_sums, "kind": TOWERS.name, "children": encoders})
-        node_data |= {key: node_data[key] + encoder_sum for key, encoder_sum in encoder_sums.items()}
+        node_data["children"].append(
+            {"name": TOWERS.name, **encoder_sums, "kind": TOWERS.name, "children": encoder_entries}
+        )
+        node_data |= {
+            figure_key: node_data[figure_key] + encoder_sum for figure_key, encoder_sum in encoder_sums.items()
+        }
     return node_data
 
 
 def _rank_notes(selected_rank: SelectedRank | None) -> list[str]:
-    """Returns notes about the tokens and the experts of the counted rank."""
+    """Returns notes on the tokens and the experts for which the counted rank's FLOPs are counted."""
     if selected_rank is None:
         return []
     layout = selected_rank.layout
@@ -149,9 +153,9 @@ def _rank_notes(selected_rank: SelectedRank | None) -> list[str]:
 def _component_table(
     preset: Preset, flop_count: FlopCount, notes: Sequence[str], selected_rank: SelectedRank | None
 ) -> Table:
-    total_flops, tokens, workload = flop_count.total, flop_count.tokens, flop_count.workload
+    total_flops, token_count, workload = flop_count.total, flop_count.tokens, flop_count.workload
     flops_scale = units.decimal_scale(total_flops, "FLOPs")
-    token_scale = units.decimal_scale(total_flops / tokens, "FLOPs")
+    token_scale = units.decimal_scale(total_flops / token_count, "FLOPs")
     table_columns = (
         Column("component", "component", justify="left"),
         Column("flops_per_token", f"{token_scale.name} per token", token_scale.write),
@@ -166,7 +170,7 @@ def _component_table(
             text_bar = TextBar(flops / total_flops, palette.COMPONENT_COLOURS.get(component_name, palette.OTHER_COLOUR))
         return row(
             component_name,
-            flops / tokens,
+            flops / token_count,
             flops,
             flops / total_flops,
             text_bar,
@@ -197,7 +201,9 @@ def _component_table(
             "recomputation": flop_count.recomputed,
         }
         table_rows += [
-            component_row(text, flops, 1)._replace(is_sum=True) for text, flops in phase_texts.items() if flops
+            component_row(phase_text, flops, 1)._replace(is_sum=True)
+            for phase_text, flops in phase_texts.items()
+            if flops
         ]
     other_convention = OTHER_PAIRS[flop_count.pairs]
     table_rows.append(
@@ -208,8 +214,8 @@ def _component_table(
         )
     )
     pass_text = subtitle_with_rank(headline(flop_count), selected_rank)
-    answer = units.flops(total_flops)
-    return Table(preset.display, table_columns, table_rows, pass_text, notes, answer, name="components")
+    answer_text = units.flops(total_flops)
+    return Table(preset.display, table_columns, table_rows, pass_text, notes, answer_text, name="components")
 
 
 def headline(flop_count: FlopCount) -> str:
@@ -225,7 +231,8 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
     workload = flop_count.workload
     experts_note = identity_experts_note(flop_count.tree)
     uncounted_text = "".join(
-        f"; also not counted, as it is element by element: {name}" for name in _uncounted_operations(flop_count.spec)
+        f"; also not counted, as it is element by element: {operation_name}"
+        for operation_name in _uncounted_operations(flop_count.spec)
     )
     notes = [PRODUCTS_NOTE + uncounted_text, *_mla_notes(flop_count), f"{FULL_PAIRS_NOTE}; {CAUSAL_PAIRS_NOTE}"]
     notes += [experts_note] if experts_note else []
@@ -236,8 +243,10 @@ def _count_notes(flop_count: FlopCount) -> list[str]:
         )
         notes += _decoding_notes(flop_count)
     elif workload.phase == "prefill":
-        context = workload.context
-        context_text = f"after {counted_noun(context, 'token')} of each sequence in its cache; " if context else ""
+        context_tokens = workload.context
+        context_text = (
+            f"after {counted_noun(context_tokens, 'token')} of each sequence in its cache; " if context_tokens else ""
+        )
         notes.append(f"prefill: {context_text}logits at the last position only")
     elif "lm_head" in flop_count.by_component:
         notes.append("logits at every position")
@@ -281,12 +290,12 @@ def _decoding_notes(flop_count: FlopCount) -> list[str]:
 
 def _uncounted_operations(spec: ModelSpec) -> list[str]:
     """Returns the names of recurrent operations without matrix products, whose FLOPs are therefore not counted."""
-    layers = [
+    layers_with_widths = [
         (layer, stack.hidden_size or spec.hidden_size)
         for _, stack in spec.stacks()
         for _, layer, *_ in stack.layer_groups()
     ]
-    mixers = [mixer for layer, hidden_size in layers for _, mixer, _ in layer.mixers(hidden_size)]
+    mixers = [mixer for layer, hidden_size in layers_with_widths for _, mixer, _ in layer.mixers(hidden_size)]
     return list(
         dict.fromkeys(
             mixer.uncounted_operations
@@ -324,7 +333,8 @@ def _execution_data(execution: Execution) -> dict[str, Any]:
     execution_entry = asdict(execution)
     del execution_entry["recompute"]["modules"]  # of Megatron-Core, whose FLOPs are not counted
     execution_entry["recompute"] = {
-        "kept" if name == "saved_operations" else name: value for name, value in execution_entry["recompute"].items()
+        "kept" if entry_name == "saved_operations" else entry_name: entry_value
+        for entry_name, entry_value in execution_entry["recompute"].items()
     }
     return execution_entry
 

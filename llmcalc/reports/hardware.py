@@ -73,8 +73,14 @@ def _detail_table(hardware: Hardware) -> Table:
     link_text = f"{hardware.interconnect.name}: bytes/s each way" if hardware.interconnect is not None else ""
     nic_text = f"NIC: {hardware.nic.name}, one accelerator's share, each way" if hardware.nic is not None else ""
     notes_on_sources = source_notes(hardware.sources, isinstance(hardware, HardwarePreset))
-    remarks = [*hardware.notes, link_text, nic_text, _memory_sizes_text(hardware), aliases_note(hardware.aliases)]
-    notes = [*remarks, *notes_on_sources]
+    hardware_remarks = [
+        *hardware.notes,
+        link_text,
+        nic_text,
+        _memory_sizes_text(hardware),
+        aliases_note(hardware.aliases),
+    ]
+    notes = [*hardware_remarks, *notes_on_sources]
     if hardware.peak_flops and hardware.memory_bandwidth is not None:
         notes.insert(
             0,

@@ -20,21 +20,19 @@ def junit(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
             failures=str(len(model_verdict.failures)),
             time=f"{model_verdict.seconds:.3f}",
         )
-        for comparison in model_verdict.checks:
+        for check in model_verdict.checks:
             test_case = ET.SubElement(
                 test_suite,
                 "testcase",
-                classname=f"{model_verdict.target}.{comparison.quantity}",
-                name=comparison.location,
+                classname=f"{model_verdict.target}.{check.quantity}",
+                name=check.location,
             )
-            if not comparison.ok:
+            if not check.ok:
                 failure_text = (
-                    f"closed form {comparison.closed_form:,}, {comparison.witness} "
-                    f"{'None' if comparison.measured_value is None else format(comparison.measured_value, ',')}"
+                    f"closed form {check.closed_form:,}, {check.witness} "
+                    f"{'None' if check.measured_value is None else format(check.measured_value, ',')}"
                 )
-                ET.SubElement(test_case, "failure", message=failure_text).text = comparison.explanation(
-                    model_verdict.sizes
-                )
+                ET.SubElement(test_case, "failure", message=failure_text).text = check.explanation(model_verdict.sizes)
     for model_name, skip_reason in skipped_models.items():
         test_suite = ET.SubElement(xml_root, "testsuite", name=model_name, tests="1", failures="0", skipped="1")
         ET.SubElement(
@@ -46,7 +44,9 @@ def junit(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> str:
 def xml_text(xml_root: ET.Element) -> str:
     """Returns the document as indented text. Texts are made printable, because XML has no control characters."""
     for xml_element in xml_root.iter():
-        xml_element.attrib = {name: printable(text) for name, text in xml_element.attrib.items()}
+        xml_element.attrib = {
+            attribute_name: printable(attribute_text) for attribute_name, attribute_text in xml_element.attrib.items()
+        }
         xml_element.text = xml_element.text and printable(xml_element.text)
     ET.indent(xml_root)
     return ET.tostring(xml_root, encoding="unicode", xml_declaration=True) + "\n"

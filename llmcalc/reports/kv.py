@@ -29,55 +29,57 @@ SHOWN_DTYPES = ("bfloat16", "float8", "int8", "int4")
 """Number formats of the columns of the what-if table, after the user's format."""
 
 
-def report(preset: Preset, cache: CacheSize, selected_rank: SelectedRank | None = None) -> Report:
+def report(preset: Preset, cache_size: CacheSize, selected_rank: SelectedRank | None = None) -> Report:
     """Returns the report: tables of the cache by kind of layer, for changed models, and by length, in one unit.
 
     selected_rank: the rank that is counted; default the whole model.
     """
-    workload, model_changes = cache.workload, cache.what_if
-    warnings = too_long_notes(cache.spec, workload)
+    workload, model_changes = cache_size.workload, cache_size.what_if
+    warnings = too_long_notes(cache_size.spec, workload)
     notes = (
         warnings
         + unread_format_notes(preset)
-        + without_repetitions(counted_rank_notes(selected_rank, *_rank_notes(cache, selected_rank)))
-        + _published_format_notes(preset, cache)
-        + _cache_notes(cache)
+        + without_repetitions(counted_rank_notes(selected_rank, *_rank_notes(cache_size, selected_rank)))
+        + _published_format_notes(preset, cache_size)
+        + _cache_notes(cache_size)
     )
-    source_tokens = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
+    source_tokens = workload.source if cache_size.spec.source_tokens is None else cache_size.spec.source_tokens
     workload_values = (
         {"batch": workload.batch, "seq": workload.seq}
-        | ({"source": source_tokens} if cache.spec.kind == "encoder-decoder" else {})
-        | {"dtype": cache.dtype}
+        | ({"source": source_tokens} if cache_size.spec.kind == "encoder-decoder" else {})
+        | {"dtype": cache_size.dtype}
     )
     json_document: dict[str, Any] = {
         "model": model_data(preset),
         **rank_data(selected_rank),
         "workload": workload_values,
         "cache": {
-            "bytes": cache.bytes,
-            "bytes_per_token": cache.bytes_per_token,
-            "growth_per_token": cache.growth_per_token,
-            "elements": cache.elements,
-            "by_layer_kind": cache.by_layer_kind,
-            "layers": [asdict(layer_group) for layer_group in cache.groups],
-            "by_dtype": {dtype: cache.bytes_in_format(dtype) for dtype in _dtype_names(cache)},
+            "bytes": cache_size.bytes,
+            "bytes_per_token": cache_size.bytes_per_token,
+            "growth_per_token": cache_size.growth_per_token,
+            "elements": cache_size.elements,
+            "by_layer_kind": cache_size.by_layer_kind,
+            "layers": [asdict(layer_group) for layer_group in cache_size.groups],
+            "by_dtype": {dtype: cache_size.bytes_in_format(dtype) for dtype in _dtype_names(cache_size)},
             "what_if": {
                 changed_run.model_change.key: {
                     "bytes": changed_run.cache.bytes,
                     "ratio": changed_run.ratio,
-                    "by_dtype": {dtype: changed_run.cache.bytes_in_format(dtype) for dtype in _dtype_names(cache)},
+                    "by_dtype": {dtype: changed_run.cache.bytes_in_format(dtype) for dtype in _dtype_names(cache_size)},
                 }
                 for changed_run in model_changes
             },
-            "growth": [{"seq": tokens, "bytes": cache_bytes} for tokens, cache_bytes in cache.growth.items()],
+            "growth": [
+                {"seq": token_count, "bytes": cache_bytes} for token_count, cache_bytes in cache_size.growth.items()
+            ],
         },
         "notes": notes,
     }
-    byte_scale = units.memory_scale(cache.bytes)
+    byte_scale = units.memory_scale(cache_size.bytes)
     tables = [
-        _layer_kinds_table(preset, cache, byte_scale, notes, selected_rank),
-        _changed_models_table(cache, model_changes, byte_scale),
-        *([_growth_table(cache, byte_scale)] if cache.bytes_per_token else []),
+        _layer_kinds_table(preset, cache_size, byte_scale, notes, selected_rank),
+        _changed_models_table(cache_size, model_changes, byte_scale),
+        *([_growth_table(cache_size, byte_scale)] if cache_size.bytes_per_token else []),
     ]
     return Report(json_document, tables, warnings=warnings_of_notes(preset, warnings)).with_target(preset.target)
 
@@ -90,10 +92,10 @@ def _rank_notes(cache_size: CacheSize, selected_rank: SelectedRank | None) -> li
     """Returns notes about replicas of the cache, and about bytes that tensor-parallel ranks duplicate."""
     if selected_rank is None:
         return []
-    bits = selected_rank.model.undivided_tree.total(
+    undivided_bits = selected_rank.model.undivided_tree.total(
         cache_bits_cost_by_name(cache_size.dtype), RunConfig(cache_size.workload)
     )
-    undivided_bytes = bits_to_bytes(bits)
+    undivided_bytes = bits_to_bytes(undivided_bits)
     copies_per_group = cache_size.bytes * selected_rank.layout.tp / undivided_bytes if undivided_bytes else 1
     return [
         *(["--batch: sequences of each replica"] if selected_rank.layout.dp > 1 else []),
@@ -143,16 +145,17 @@ def _layer_kinds_table(
     ]
     table_rows.append(row("total", None, None, None, cache_size.bytes, 1.0, is_bold=True, is_sum=True))
     cache_text = subtitle_with_rank(headline(cache_size), selected_rank)
-    answer = units.memory(cache_size.bytes)
-    return Table(preset.display, table_columns, table_rows, cache_text, notes, answer, name="layers")
+    answer_text = units.memory(cache_size.bytes)
+    return Table(preset.display, table_columns, table_rows, cache_text, notes, answer_text, name="layers")
 
 
 def headline(cache_size: CacheSize) -> str:
     """Returns a headline such as `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`, or the formats of states."""
     if not cache_size.bytes_per_token:
-        sequences = cache_size.workload.batch
+        sequence_count = cache_size.workload.batch
         return (
-            f"states of {sequences:,} sequence{'s' * (sequences > 1)} in {_state_bits_text(cache_size)}, the same at "
+            f"states of {sequence_count:,} sequence{'s' * (sequence_count > 1)} in "
+            f"{_state_bits_text(cache_size)}, the same at "
             "any length; no keys and values"
         )
     growth_text = units.memory(cache_size.growth_per_token)
@@ -170,11 +173,13 @@ def headline(cache_size: CacheSize) -> str:
 def _state_bits_text(cache_size: CacheSize) -> str:
     """Returns the bits of recurrent states as text: `32 bits`, or per state if the formats differ."""
     kinds_by_bits: dict[Number, list[str]] = {}
-    for state_kind, bits in cache_size.state_bits.items():
-        kinds_by_bits.setdefault(bits, []).append(state_kind)
+    for state_kind, state_bits in cache_size.state_bits.items():
+        kinds_by_bits.setdefault(state_bits, []).append(state_kind)
     if len(kinds_by_bits) == 1:
         return f"{next(iter(kinds_by_bits))} bits"
-    return " and ".join(f"{bits} bits ({', '.join(state_kinds)})" for bits, state_kinds in kinds_by_bits.items())
+    return " and ".join(
+        f"{state_bits} bits ({', '.join(state_kinds)})" for state_bits, state_kinds in kinds_by_bits.items()
+    )
 
 
 def _changed_models_table(cache_size: CacheSize, model_changes: Iterable[WhatIf], byte_scale: units.UnitScale) -> Table:
@@ -206,29 +211,40 @@ def _changed_models_table(cache_size: CacheSize, model_changes: Iterable[WhatIf]
 def _growth_table(cache_size: CacheSize, byte_scale: units.UnitScale) -> Table:
     bytes_by_tokens = cache_size.growth
     token_scale = units.memory_scale(cache_size.bytes_per_token)
-    batch = cache_size.workload.batch
+    sequence_count = cache_size.workload.batch
     table_columns = (
         Column("seq", "tokens per sequence", units.exact_text),
-        Column("bytes", byte_scale.name + (f", {batch:,} sequences" if batch > 1 else ""), byte_scale.write),
+        Column(
+            "bytes",
+            byte_scale.name + (f", {sequence_count:,} sequences" if sequence_count > 1 else ""),
+            byte_scale.write,
+        ),
         Column("bytes_per_token", f"{token_scale.name} per token, mean", token_scale.write),
     )
     table_rows = [
-        row(tokens, cache_bytes, cache_bytes / (batch * tokens), is_bold=tokens == cache_size.workload.seq)
-        for tokens, cache_bytes in bytes_by_tokens.items()
+        row(
+            token_count,
+            cache_bytes,
+            cache_bytes / (sequence_count * token_count),
+            is_bold=token_count == cache_size.workload.seq,
+        )
+        for token_count, cache_bytes in bytes_by_tokens.items()
     ]
     return Table("", table_columns, table_rows, name="growth")
 
 
 def _cache_notes(cache_size: CacheSize) -> list[str]:
     layer_kinds = set(cache_size.by_layer_kind)
-    note, stored_format = binary_unit_note(units.memory_scale(cache_size.bytes)), cache_format(cache_size.dtype)
+    unit_note, stored_format = binary_unit_note(units.memory_scale(cache_size.bytes)), cache_format(cache_size.dtype)
     if not cache_size.bytes_per_token:
-        return [note] if note else []
+        return [unit_note] if unit_note else []
     scale_text = (
         f"{units.short_dtype(stored_format.name)}: {stored_format.scales_text}" if stored_format.keys.bits < 16 else ""
     )
     notes = [
-        "; ".join(filter(None, ("elem/token/layer: elements of the keys and values of one layer", scale_text, note)))
+        "; ".join(
+            filter(None, ("elem/token/layer: elements of the keys and values of one layer", scale_text, unit_note))
+        )
     ]
     if layer_kinds & {"sliding_attention", "chunked_attention"}:
         notes.append("a sliding or chunked layer caches only the last `window` tokens (a rolling-buffer cache)")

@@ -36,13 +36,13 @@ CHANGE_COLUMNS = (
 
 def report(lock_entries: Sequence[LockedModel]) -> Report:
     """Returns the entries of a lock file as data and as a table."""
-    table_rows = [_entry_row(lock_entry.data) for lock_entry in lock_entries]
-    models = [lock_entry.data for lock_entry in lock_entries]
-    json_document = {"lock": 1, "llmcalc": program_version(), "models": models}
+    table_rows = [_lock_entry_row(lock_entry.data) for lock_entry in lock_entries]
+    locked_models = [lock_entry.data for lock_entry in lock_entries]
+    json_document = {"lock": 1, "llmcalc": program_version(), "models": locked_models}
     return Report(json_document, [Table("Lock", COLUMNS, table_rows, answer=counted_noun(len(lock_entries), "model"))])
 
 
-def _entry_row(entry_data: dict[str, Any]) -> Row:
+def _lock_entry_row(entry_data: dict[str, Any]) -> Row:
     bytes_per_token = None if entry_data["cache"] is None else entry_data["cache"]["bytes_per_token"]
     parameter_counts = entry_data["params"]
     return row(
@@ -55,14 +55,14 @@ def _entry_row(entry_data: dict[str, Any]) -> Row:
     )
 
 
-def check_report(file_name: str, locked_version: str, model_count: int, changes: Sequence[LockChange]) -> Report:
+def check_report(file_name: str, locked_version: str, model_count: int, lock_changes: Sequence[LockChange]) -> Report:
     """Returns the report of values that differ from a lock file.
 
     locked_version: the version of llmcalc that wrote the file. model_count: the number of models in it.
     """
     answer_text = (
-        f"{counted_noun(len(changes), 'value')} changed"
-        if changes
+        f"{counted_noun(len(lock_changes), 'value')} changed"
+        if lock_changes
         else f"{counted_noun(model_count, 'model')} unchanged"
     )
     table_rows = [
@@ -72,14 +72,14 @@ def check_report(file_name: str, locked_version: str, model_count: int, changes:
             _locked_value_text(lock_change.locked_value),
             _locked_value_text(lock_change.current_value),
         )
-        for lock_change in changes
+        for lock_change in lock_changes
     ]
     notes, current_program_version = [], program_version()
     if locked_version != current_program_version:
         notes.append(f"locked by llmcalc {locked_version}, checked by {current_program_version}")
     json_document = {
         "file": file_name,
-        "ok": not changes,
+        "ok": not lock_changes,
         "locked_by": locked_version,
         "checked": model_count,
         "changes": [
@@ -89,7 +89,7 @@ def check_report(file_name: str, locked_version: str, model_count: int, changes:
                 "locked": lock_change.locked_value,
                 "now": lock_change.current_value,
             }
-            for lock_change in changes
+            for lock_change in lock_changes
         ],
     }
     tables = [Table(file_name, CHANGE_COLUMNS, table_rows, notes=notes, answer=answer_text)]

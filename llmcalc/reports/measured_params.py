@@ -40,7 +40,7 @@ def report(config_name: str, class_name: str, module_tree: ModuleTree) -> Report
     return Report(json_document, [Table(title, COLUMNS, table_rows, notes=notes)]).with_target(config_name)
 
 
-def _short_name(module_names: str) -> str:
+def _short_module_list(module_names: str) -> str:
     """Shortens a long list of module names to the first two and the last. JSON has all of them."""
     name_list = module_names.split(",")
     return module_names if len(name_list) <= 4 else ",".join((*name_list[:2], "…", name_list[-1]))
@@ -50,7 +50,7 @@ def _add_rows(table_rows: list[Row], module_size: ModuleTree, repeat_count: int,
     repeat_count *= module_size.repeat
     table_rows.append(
         row(
-            _short_name(module_size.name),
+            _short_module_list(module_size.name),
             module_size.params,
             repeat_count if repeat_count > 1 else None,
             module_size.params * repeat_count,
@@ -58,8 +58,8 @@ def _add_rows(table_rows: list[Row], module_size: ModuleTree, repeat_count: int,
             depth=depth,
         )
     )
-    for submodule in module_size.children:
-        _add_rows(table_rows, submodule, repeat_count, total_params, depth + 1)
+    for child_size in module_size.children:
+        _add_rows(table_rows, child_size, repeat_count, total_params, depth + 1)
 
 
 @dataclass(frozen=True, repr=False)

@@ -37,11 +37,11 @@ LONGEST_PATH = 24
 """Largest number of characters of a module's path in a table."""
 
 
-def _shorten_path(path: str) -> str:
+def _shorten_path(module_path: str) -> str:
     """Shortens a long path between its layer and its end: `layers.31.….core`."""
-    if len(path) <= LONGEST_PATH:
-        return path
-    *parent_names, last_name = path.split(".")
+    if len(module_path) <= LONGEST_PATH:
+        return module_path
+    *parent_names, last_name = module_path.split(".")
     while len(parent_names) > 1 and len(".".join((*parent_names, "…", last_name))) > LONGEST_PATH:
         parent_names.pop()
     return ".".join((*parent_names, "…", last_name))
@@ -101,16 +101,16 @@ def report(
     engine_fits: accelerator's name → the verdict by the buffers of llama.cpp, where it usually runs the weights;
         default none.
     """
-    memory_use, device = run_memory.states, run_memory.device
+    memory_use, device_memory = run_memory.states, run_memory.device
     warnings = too_long_notes(memory_use.parameter_count.spec, memory_use.workload)
-    warnings += [text for fit in accelerator_fits if not fit.hardware.sources for text in fit.hardware.notes]
-    warnings += untested_notes(device) + stored_weights_notes(preset, memory_use)
+    warnings += [note_text for fit in accelerator_fits if not fit.hardware.sources for note_text in fit.hardware.notes]
+    warnings += untested_notes(device_memory) + stored_weights_notes(preset, memory_use)
     named_hardware = accelerator_fits[0].hardware if len(accelerator_fits) == 1 else None
     engine_fit = None
     if engine_fits and (run_memory.has_gguf_weights or len(engine_fits) == len(accelerator_fits)):
         engine_fit = max(engine_fits.values(), key=lambda accelerator_fit: accelerator_fit.needed_bytes)
     engine_note = llama_cpp_note(run_memory, preset.target, named_hardware, engine_fit)
-    required_bytes = device.device_bytes if engine_fit is None else engine_fit.needed_bytes
+    required_bytes = device_memory.device_bytes if engine_fit is None else engine_fit.needed_bytes
     kernels_text = "" if engine_fit is None else " under llama.cpp"
     if engine_note and engine_fit is None:
         kernels_text = " under torch's kernels"
@@ -121,20 +121,20 @@ def report(
     )
     settings_line = settings_text(run_memory, run_memory.attention) + parameters_text
     if engine_fit is not None:
-        settings_line += f"; below: under torch's kernels, {units.memory(device.device_bytes)}"
+        settings_line += f"; below: under torch's kernels, {units.memory(device_memory.device_bytes)}"
     run_notes = memory_notes(
         preset, run_memory, assumed_accelerator, engine_note, has_engine_buffers=engine_fit is not None
     )
     notes = without_repetitions([*warnings, *run_notes])
     table_columns, table_rows = (
-        phase_columns_and_rows(device, memory_use)
+        phase_columns_and_rows(device_memory, memory_use)
         if memory_use.phase == "training"
-        else memory_kind_columns_and_rows(device, memory_use)
+        else memory_kind_columns_and_rows(device_memory, memory_use)
     )
     memory_kinds_table = Table(
         preset.display, table_columns, table_rows, settings_line, notes, answer_text, name="parts"
     )
-    phase_table = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
+    phase_table = Table("Over time", PHASE_COLUMNS, phase_rows(device_memory), name="phases")
     fits_table = accelerators_table(accelerator_fits, f"On one accelerator, in {units.GIB.name}", engine_fits)
     tables = [memory_kinds_table, phase_table, fits_table]
     return Report(
@@ -164,9 +164,11 @@ def estimated_parts(device: DeviceMemory, *, includes_runtime: bool = True) -> l
     includes_runtime: false for those that are among the tensors, such as a reference model.
     """
     estimated_terms = [
-        term
-        for term in device.terms
-        if term.status == "estimate" and term.name not in TERMS_IN_PEAK and term.belongs_to_runtime is includes_runtime
+        estimated_term
+        for estimated_term in device.terms
+        if estimated_term.status == "estimate"
+        and estimated_term.name not in TERMS_IN_PEAK
+        and estimated_term.belongs_to_runtime is includes_runtime
     ]
     return [(f"{displayed_term_name(memory_term)} (estimate)", memory_term.bytes) for memory_term in estimated_terms]
 
@@ -305,7 +307,10 @@ def phase_columns_and_rows(
             if memory_kind == "optimizer" and memory_use is not None:
                 table_rows += _optimizer_rows(memory_use, list(phases.values()))
     allocator_terms = estimated_parts(device, includes_runtime=False)
-    table_rows += [row(f"of these: {name}", *(count for _ in phases), depth=1) for name, count in allocator_terms]
+    table_rows += [
+        row(f"of these: {term_name}", *(term_bytes for _ in phases), depth=1)
+        for term_name, term_bytes in allocator_terms
+    ]
     table_rows.append(
         row("peak", *(sum(bytes_by_kind.values()) for bytes_by_kind in phases.values()), is_bold=True, is_sum=True)
     )
@@ -319,10 +324,14 @@ def _memory_kind_text(memory_use: StaticMemory, memory_kind: str) -> str:
     kind_name = KIND_NAMES[memory_kind]
     if memory_kind == "weights" and memory_use.adapters is not None:
         return "weights and adapters"
-    formats = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype}
+    format_by_kind = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype}
     if memory_kind == "optimizer" and memory_use.optimizer is not None:
         return f"optimizer ({memory_use.optimizer.name})"
-    return f"{kind_name} ({units.short_dtype(formats[memory_kind])})" if formats.get(memory_kind) else kind_name
+    return (
+        f"{kind_name} ({units.short_dtype(format_by_kind[memory_kind])})"
+        if format_by_kind.get(memory_kind)
+        else kind_name
+    )
 
 
 def _optimizer_rows(memory_use: StaticMemory, bytes_by_phase: Sequence[Mapping[str, int]]) -> list[Row]:
@@ -345,7 +354,10 @@ def _optimizer_rows(memory_use: StaticMemory, bytes_by_phase: Sequence[Mapping[s
         for state_name, byte_count in optimizer_state.states.items()
         if state_name != "step"
     ]
-    state_names = [f"{name} ({units.short_dtype(dtype)})" if dtype else name for name, dtype, _ in optimizer_parts]
+    state_names = [
+        f"{state_name_text} ({units.short_dtype(dtype)})" if dtype else state_name_text
+        for state_name_text, dtype, _ in optimizer_parts
+    ]
     return [
         row(state_name, *(byte_count for _ in bytes_by_phase), depth=1)
         for state_name, (_, _, byte_count) in zip(state_names, optimizer_parts, strict=True)
@@ -373,10 +385,12 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
 
 def _peaks_of_leaf_modules(memory_points: Sequence[ModulePeak]) -> Sequence[ModulePeak]:
     """Returns the memory peaks of modules without children, in execution order."""
-    parent_paths = {point.module_path.rpartition(".")[0] for point in memory_points}
+    parent_paths = {memory_point.module_path.rpartition(".")[0] for memory_point in memory_points}
     for module_path in list(parent_paths):
         while module_path := module_path.rpartition(".")[0]:
             parent_paths.add(module_path)
     return [
-        point for point in memory_points if point.module_path and point.module_path not in parent_paths
+        memory_point
+        for memory_point in memory_points
+        if memory_point.module_path and memory_point.module_path not in parent_paths
     ] or memory_points

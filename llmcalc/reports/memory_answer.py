@@ -64,8 +64,8 @@ class MemoryAnswer(Answer):
     def fits(self) -> list[MemoryFit]:
         """The verdict for each named accelerator, or else for common accelerators by memory size."""
         if not self.accelerators:
-            device = self.largest_device_memory(self.memory.cuda_runtime)
-            return sorted(map(device.fit_on, map(load_hardware, COMMON_HARDWARE)), key=_capacity_sort_key)
+            device_memory = self.largest_device_memory(self.memory.cuda_runtime)
+            return sorted(map(device_memory.fit_on, map(load_hardware, COMMON_HARDWARE)), key=_capacity_sort_key)
         has_expandable_segments = self.memory.settings.allocator == "expandable"
         return [
             self.largest_device_memory(cuda_runtime_of(hardware, self.workspace, has_expandable_segments)).fit_on(
@@ -106,8 +106,8 @@ class DeviceMemoryAnswer(MemoryAnswer, Memory):
         if self.find_engine_fit is None:
             return {}
         accelerators = self.accelerators or tuple(map(load_hardware, COMMON_HARDWARE))
-        verdicts = ((hardware.name, self.find_engine_fit(hardware)) for hardware in accelerators)
-        return {name: engine_fit for name, engine_fit in verdicts if engine_fit is not None}
+        named_fits = ((hardware.name, self.find_engine_fit(hardware)) for hardware in accelerators)
+        return {hardware_name: engine_fit for hardware_name, engine_fit in named_fits if engine_fit is not None}
 
     @cached_property
     def fits(self) -> list[MemoryFit]:

@@ -131,8 +131,8 @@ def execution_data(run_memory: Memory, attention_kernel: AttentionImplementation
             "kv_block": cache_block_tokens(run_settings, memory_use) or None,
             "mla": run_settings.mla or "auto",
         }
-    allocator = "expandable" if run_memory.cuda_runtime.has_expandable_segments else "segments"
-    return {**execution_entry, "allocator": allocator}
+    allocator_name = "expandable" if run_memory.cuda_runtime.has_expandable_segments else "segments"
+    return {**execution_entry, "allocator": allocator_name}
 
 
 def device_data(device: DeviceMemory) -> dict[str, Any]:
@@ -147,7 +147,8 @@ def device_data(device: DeviceMemory) -> dict[str, Any]:
         "by_kind": dict(device.by_kind),
         "by_phase": {phase: dict(bytes_by_kind) for phase, bytes_by_kind in device.moments.items()},
         "timeline": [
-            {"phase": point.phase, "node": point.module_path, "bytes": point.bytes} for point in device.timeline
+            {"phase": memory_point.phase, "node": memory_point.module_path, "bytes": memory_point.bytes}
+            for memory_point in device.timeline
         ],
         "terms": [
             {
@@ -172,7 +173,8 @@ def _quantized_data(memory_use: StaticMemory) -> dict[str, Any]:
         "quantization": {"scheme": scheme.label, "source": scheme.source, "unconverted_dtype": quantized_size.dtype},
         "weights_by_part": quantized_size.by_part.data(),
         "weights_by_component": {
-            component: component_bytes.data() for component, component_bytes in quantized_size.by_component.items()
+            component_name: component_bytes.data()
+            for component_name, component_bytes in quantized_size.by_component.items()
         },
     }
 
@@ -196,7 +198,9 @@ def uncounted_tensors_note(memory_use: StaticMemory) -> list[str]:
         runs_encoders = encoded_inputs is not None and bool(encoded_inputs.encoder_runs)
         if encoded_inputs is not None:
             encoder_names = unreplayed_encoders(memory_use.parameter_count.spec, encoded_inputs)
-            uncounted_texts += [f"activations of {name}, whose layers are not replayed" for name in encoder_names]
+            uncounted_texts += [
+                f"activations of {encoder_name}, whose layers are not replayed" for encoder_name in encoder_names
+            ]
         uncounted_texts.append(
             "pixels, patch embeddings and projectors of the encoders' passes"
             if runs_encoders

@@ -1,4 +1,4 @@
-"""The notes of `llmcalc memory`: the run in words, how each term is known, and what is not counted."""
+"""The notes of `llmcalc memory`: the run in words, the evidence for each memory term, and the uncounted tensors."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def settings_text(run_memory: Memory, attention_kernel: AttentionImplementation)
     if memory_use.phase != "training":
         return run_text(memory_use)
     precision_text = _adapters_text(memory_use) or PRECISION_TEXTS.get(memory_use.precision or "", memory_use.precision)
-    optimizer, optimizer_kernel = memory_use.optimizer, optimizer_implementation(run_memory.settings, memory_use)
-    optimizer_text = "" if optimizer is None else f"{optimizer_kernel} {optimizer.name}"
+    optimizer_state, optimizer_kernel = memory_use.optimizer, optimizer_implementation(run_memory.settings, memory_use)
+    optimizer_text = "" if optimizer_state is None else f"{optimizer_kernel} {optimizer_state.name}"
     run_title = run_text(memory_use).partition(" (")[0]
     quantization_scheme = run_memory.settings.fake_quantize
     rounding_text = "" if quantization_scheme is None else f"fake quantization {quantization_scheme}"
-    layers = run_memory.settings.trainable_layers
-    trained_layers_text = "" if layers is None else f"the last {counted_noun(layers, 'layer')} alone"
+    trained_layers = run_memory.settings.trainable_layers
+    trained_layers_text = "" if trained_layers is None else f"the last {counted_noun(trained_layers, 'layer')} alone"
     setting_texts = (attention_kernel, optimizer_text, precision_text, trained_layers_text, rounding_text)
     return f"{run_title}: " + ", ".join(setting_text for setting_text in setting_texts if setting_text)
 
@@ -104,43 +104,50 @@ def untested_notes(device: DeviceMemory) -> list[str]:
 
 def stored_weights_notes(preset: Preset, memory_use: StaticMemory) -> list[str]:
     """Returns a warning if training is counted in a format other than the format of the checkpoint's weights."""
-    method = str((preset.storage_table or {}).get("quant_method", ""))[:40]
+    quantization_method = str((preset.storage_table or {}).get("quant_method", ""))[:40]
     frozen_base = "none" if memory_use.adapters is None else memory_use.adapters.base_format
-    if memory_use.phase != "training" or not method or method in (*CONVERTED_METHODS, "bitsandbytes"):
+    if (
+        memory_use.phase != "training"
+        or not quantization_method
+        or quantization_method in (*CONVERTED_METHODS, "bitsandbytes")
+    ):
         return []
     if frozen_base != "none":
         return [
-            f"the checkpoint is quantized by {method}; its frozen weights are counted as {frozen_base}, "
+            f"the checkpoint is quantized by {quantization_method}; its frozen weights are counted as {frozen_base}, "
             "which differs in scales"
         ]
-    return [f"the checkpoint is quantized by {method}; its training is counted over {memory_use.dtype} weights"]
+    return [
+        f"the checkpoint is quantized by {quantization_method}; its training is counted over {memory_use.dtype} weights"
+    ]
 
 
 CONVERTED_METHODS = ("fp8", "mxfp4")
 """Methods of checkpoints whose weights trainers convert to 16 bits (transformers' `Mxfp4Config(dequantize=True)`)."""
 
 
-def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
+def host_notes(device: DeviceMemory, rank_count: int = 1) -> list[str]:
     """Returns a note on the terms of host memory, with bytes and sources; empty without such terms.
 
-    ranks: the ranks per host, each with these terms; default 1.
+    rank_count: the ranks per host, each with these terms; default 1.
     """
     if not device.host_terms:
         return []
     terms_text = ", ".join(f"{units.memory(memory_term.bytes)} {memory_term.name}" for memory_term in device.host_terms)
     term_sources = dict.fromkeys(
-        f"{STATUS_TEXTS.get(term.status, term.status)} ({term.witness})" for term in device.host_terms
+        f"{STATUS_TEXTS.get(host_term.status, host_term.status)} ({host_term.witness})"
+        for host_term in device.host_terms
     )
-    ranks_note = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
+    ranks_note = f"; each of {rank_count} ranks has as much" if rank_count > 1 else ""
     return [f"host: {terms_text}{ranks_note}; {'; '.join(term_sources)}"]
 
 
 def has_fragmented_segments(run_memory: Memory) -> bool:
     """Whether the allocator's segments reserve over 2 % more than the peak, which expandable segments would avoid."""
-    device = run_memory.device
+    device_memory = run_memory.device
     return (
         not run_memory.cuda_runtime.has_expandable_segments
-        and 50 * (device.reserved_bytes - device.peak_bytes) > device.peak_bytes
+        and 50 * (device_memory.reserved_bytes - device_memory.peak_bytes) > device_memory.peak_bytes
     )
 
 
@@ -185,8 +192,8 @@ def _notes_on_scans(memory_use: StaticMemory) -> list[str]:
     """Returns notes on adapters or quantization of a projection whose weight the state-space scan reads directly."""
     adapters, parameter_count = memory_use.adapters, memory_use.parameter_count
     if adapters is None or not any(
-        has_weight_read_by_scan(position)
-        for position, _ in linear_layers(parameter_count.tree, parameter_count.include)
+        has_weight_read_by_scan(node_position)
+        for node_position, _ in linear_layers(parameter_count.tree, parameter_count.include)
     ):
         return []
     notes = []
@@ -205,7 +212,7 @@ def _notes_on_scans(memory_use: StaticMemory) -> list[str]:
 
 
 def uncounted_memory_notes(preset: Preset, run_memory: Memory, *, has_engine_buffers: bool) -> list[str]:
-    """Returns the notes on modules and tensors that are not counted, and on the encoder of a tag, which is.
+    """Returns notes on uncounted modules and tensors, or that the vision encoder of a GGUF tag is counted.
 
     has_engine_buffers: whether bytes are those of an engine's buffers, with the encoder of the tag.
     """
@@ -259,9 +266,12 @@ def memory_notes(
         binary_unit_note(units.GIB),
     ]
     notes += host_notes(run_memory.device)
-    terms_with_status = [term for term in run_memory.device.terms if term.bytes and term.status != "untested"]
+    terms_with_status = [
+        memory_term for memory_term in run_memory.device.terms if memory_term.bytes and memory_term.status != "untested"
+    ]
     notes += [
-        f"{STATUS_TEXTS[term.status]}: {displayed_term_name(term)} ({term.witness})" for term in terms_with_status
+        f"{STATUS_TEXTS[memory_term.status]}: {displayed_term_name(memory_term)} ({memory_term.witness})"
+        for memory_term in terms_with_status
     ]
     if assumed_accelerator:
         notes.append(f"runtime of an {assumed_accelerator} (--hardware)")
@@ -281,8 +291,8 @@ def memory_notes(
 
 def concatenation_note(run_memory: Memory) -> str:
     """Returns a note on the free blocks that a KV cache leaves as it grows by concatenation; empty for other runs."""
-    states = run_memory.states
-    is_cache_concatenated = bool(states.kv_dtype) and not cache_block_tokens(run_memory.settings, states)
+    memory_use = run_memory.states
+    is_cache_concatenated = bool(memory_use.kv_dtype) and not cache_block_tokens(run_memory.settings, memory_use)
     if run_memory.settings.phase != "decode" or not is_cache_concatenated or not has_fragmented_segments(run_memory):
         return ""
     free_bytes = run_memory.device.reserved_bytes - run_memory.device.peak_bytes
@@ -319,7 +329,8 @@ def _execution_note(run_memory: Memory) -> str:
         kernel_texts.append(f"recompute {execution_entry['recompute']} (--recompute)")
         if execution_entry["dropout"]:
             dropouts_text = ", ".join(
-                f"{probability:g} ({place})" for place, probability in execution_entry["dropout"].items()
+                f"{probability:g} ({dropout_place})"
+                for dropout_place, probability in execution_entry["dropout"].items()
             )
             kernel_texts.append(f"dropout {dropouts_text} (--dropout)")
         kernel_texts.append(f"{execution_entry['optimizer']} {execution_entry['optimizer_impl']} (--optimizer-impl)")
@@ -331,7 +342,9 @@ def _kernels_note(run_memory: Memory) -> str:
     if run_memory.settings.phase == "decode":
         return ""
     mixers = (model_part for model_part in nested_components(run_memory.spec) if isinstance(model_part, TokenMixer))
-    kernel_packages = list(dict.fromkeys(package for mixer in mixers for package in mixer.kernel_packages))
+    kernel_packages = list(
+        dict.fromkeys(kernel_package for mixer in mixers for kernel_package in mixer.kernel_packages)
+    )
     if not kernel_packages:
         return ""
     return (
@@ -342,10 +355,10 @@ def _kernels_note(run_memory: Memory) -> str:
 
 def _chunked_prefill_note(run_memory: Memory) -> str:
     """Returns a note on the chunk length of a chunked prefill; empty if prompts are not chunked."""
-    chunk, seq = prompt_chunk(run_memory.settings, run_memory.states), run_memory.states.workload.seq
-    if run_memory.settings.phase == "decode" or chunk is None or chunk >= seq:
+    chunk_tokens, sequence_tokens = prompt_chunk(run_memory.settings, run_memory.states), run_memory.states.workload.seq
+    if run_memory.settings.phase == "decode" or chunk_tokens is None or chunk_tokens >= sequence_tokens:
         return ""
-    return f"prompts are read {counted_noun(chunk, 'token')} of each sequence at a time (--chunk)"
+    return f"prompts are read {counted_noun(chunk_tokens, 'token')} of each sequence at a time (--chunk)"
 
 
 def _cache_note(memory_use: StaticMemory, block_tokens: int) -> str:
@@ -359,7 +372,7 @@ def _cache_note(memory_use: StaticMemory, block_tokens: int) -> str:
 
 
 def _training_notes(memory_use: StaticMemory) -> list[str]:
-    optimizer_state, parameters = memory_use.optimizer, memory_use.parameter_count.total
+    optimizer_state, trained_parameters = memory_use.optimizer, memory_use.parameter_count.total
     notes = [
         "by default gradients have the dtype of the weights; optimizer states have the dtype of the weights being "
         "updated, as in torch"
@@ -368,7 +381,7 @@ def _training_notes(memory_use: StaticMemory) -> list[str]:
         notes.append(f"{optimizer_state.name}: {optimizer_state.split_note}")
     if memory_use.adapters is not None:
         return [*memory_use.adapters.notes(), *notes]
-    bytes_by_rule = ZERO_BYTES_PER_PARAMETER * parameters
+    bytes_by_rule = ZERO_BYTES_PER_PARAMETER * trained_parameters
     rule_error_text = relative_error_text(bytes_by_rule / memory_use.total_bytes - 1, "what stays in memory")
     master_weights_hint = ""
     if not memory_use.has_master_weights and memory_use.dtype in ("bfloat16", "float16"):

@@ -24,7 +24,9 @@ def tree_data(node_position: NodePosition, counts_function: NodeCountsFunction) 
     if node.op is not None:
         node_data["op"] = type(node.op).__name__
     if node.children:
-        node_data["children"] = [tree_data(child, counts_function) for child in node_position.children()]
+        node_data["children"] = [
+            tree_data(child_position, counts_function) for child_position in node_position.children()
+        ]
     return node_data
 
 

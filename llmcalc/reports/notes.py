@@ -85,8 +85,10 @@ def counted_noun(noun_count: int, noun: str) -> str:
 
 def workload_text(spec: ModelSpec, workload: Workload) -> str:
     """Returns a workload's tokens as text: `2,048 tokens`, `16 × 1 tokens after 8,192`."""
-    batch = workload.batch
-    new_tokens = counted_noun(workload.seq, "token") if batch == 1 else f"{batch:,} × {workload.seq:,} tokens"
+    sequence_count = workload.batch
+    new_tokens = (
+        counted_noun(workload.seq, "token") if sequence_count == 1 else f"{sequence_count:,} × {workload.seq:,} tokens"
+    )
     context_text = f" after {workload.context:,}" if workload.context else ""
     return (
         new_tokens
@@ -111,17 +113,17 @@ def too_long_notes(spec: ModelSpec, workload: Workload) -> list[str]:
     return [length_note] if length_note else []
 
 
-def large_step_notes(sequences: int, seq: int) -> list[str]:
+def large_step_notes(sequence_count: int, seq: int) -> list[str]:
     """Returns a note if a training step has more tokens than any published one, because it may be a typing error.
 
-    sequences: those of a step of all devices. seq: tokens of each.
+    sequence_count: those of a step of all devices. seq: tokens of each.
     """
-    if sequences * seq <= LARGEST_STEP_TOKENS:
+    if sequence_count * seq <= LARGEST_STEP_TOKENS:
         return []
-    count_text, token_text = units.count(sequences), units.count(sequences * seq)
+    count_text, token_text = units.count(sequence_count), units.count(sequence_count * seq)
     return [
         f"a step of {count_text} sequences has {token_text} tokens, more than the 128M of the largest published one; "
-        f"--global-batch counts sequences: {max(1, sequences // seq)} for {count_text} tokens"
+        f"--global-batch counts sequences: {max(1, sequence_count // seq)} for {count_text} tokens"
     ]
 
 
@@ -134,13 +136,13 @@ def gguf_tag_notes(preset: Preset, scheme_name: str | None) -> list[str]:
         return []
     from ..frameworks.engines.registry import engine
 
-    library_scheme, remark = engine(LIBRARY_ENGINE).usual_scheme or ("", "")
+    library_scheme, scheme_remark = engine(LIBRARY_ENGINE).usual_scheme or ("", "")
     tagged_checkpoint = checkpoint_of_tag(preset.target)
     if tagged_checkpoint is not None:
-        library_scheme, remark = tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1], preset.target)
+        library_scheme, scheme_remark = tagged_checkpoint[1], tagged_format_note(tagged_checkpoint[1], preset.target)
     if scheme_name != library_scheme:
         return [*preset.run_notes]
-    return [remark, *larger_file_notes(preset.target), *preset.run_notes]
+    return [scheme_remark, *larger_file_notes(preset.target), *preset.run_notes]
 
 
 def larger_file_notes(tag: str) -> list[str]:
@@ -154,18 +156,21 @@ def larger_file_notes(tag: str) -> list[str]:
     ]
 
 
-def tagged_format_note(scheme_name: str, name: str) -> str:
+def tagged_format_note(scheme_name: str, tag_name: str) -> str:
     """Returns a note on the weight format in a GGUF file's name: `weights in q8_0, as the tag says`.
 
-    name: a tag of Ollama's library, or a repository of GGUF files, whose first file is q4_k_m where it names no type.
+    tag_name: a tag of Ollama's library, or a repository of GGUF files, whose first file is q4_k_m
+    where it names no type.
     """
     format_text = "16 bits" if scheme_name == "none" else scheme_name
-    if scheme_name == library_scheme(name) and normalized(scheme_name) not in normalized(name):
+    if scheme_name == library_scheme(tag_name) and normalized(scheme_name) not in normalized(tag_name):
         return f"weights in {format_text}, as this tag has in Ollama's library (see `ollama show`)"
     origin_text = "which llama.cpp and Ollama take of a repository where no type is named"
-    name = name.partition("?")[0]
-    if scheme_name == "none" or ":" in name or normalized(scheme_name) in normalized(name):  # 16 bits are no default
-        origin_text = f"as the {'tag' if ':' in name else 'name'} says"
+    tag_name = tag_name.partition("?")[0]
+    if (
+        scheme_name == "none" or ":" in tag_name or normalized(scheme_name) in normalized(tag_name)
+    ):  # 16 bits are no default
+        origin_text = f"as the {'tag' if ':' in tag_name else 'name'} says"
     return f"weights in {format_text}, {origin_text}"
 
 

@@ -42,10 +42,10 @@ def report(preset: Preset, parameter_count: ParameterCount, selected_rank: Selec
     selected_rank: the counted rank; default the whole model.
     """
     total_params = parameter_count.total
-    active = parameter_count.active
+    active_params = parameter_count.active
     params_data = {
         "total": total_params,
-        "active": active,
+        "active": active_params,
         "embedding": parameter_count.embedding,
         "non_embedding": parameter_count.non_embedding,
         "by_component": parameter_count.by_component,
@@ -53,20 +53,34 @@ def report(preset: Preset, parameter_count: ParameterCount, selected_rank: Selec
         "left_out": parameter_count.left_out,
         "published": preset.published.parameters,
     }
-    tree = tree_data(parameter_count.tree.root_position(), _node_counts_function(parameter_count.include))
-    json_document = {"model": model_data(preset), **rank_data(selected_rank), "params": params_data, "tree": tree}
-    if parameter_count.active_at_least != active:
+    tree_document = tree_data(parameter_count.tree.root_position(), _node_counts_function(parameter_count.include))
+    json_document = {
+        "model": model_data(preset),
+        **rank_data(selected_rank),
+        "params": params_data,
+        "tree": tree_document,
+    }
+    if parameter_count.active_at_least != active_params:
         json_document["params"] |= {
             "active_at_least": parameter_count.active_at_least,
             "active_evenly": parameter_count.active_evenly,
         }
     if selected_rank is not None:
-        json_document["params"]["copied"] = selected_rank.model.copied_parameters(parameter_count.include)
+        json_document["params"]["copied"] = selected_rank.model.replicated_parameters(parameter_count.include)
     table_rows = _component_rows(parameter_count.tree, total_params, parameter_count.include)
     table_rows.append(row("total", None, None, total_params, 1.0, None, is_bold=True, is_sum=True))
-    if active != total_params:
+    if active_params != total_params:
         table_rows.append(
-            row("active per token", None, None, active, active / total_params, None, is_bold=True, is_sum=True)
+            row(
+                "active per token",
+                None,
+                None,
+                active_params,
+                active_params / total_params,
+                None,
+                is_bold=True,
+                is_sum=True,
+            )
         )
     model_text = subtitle_with_rank(headline(preset.model), selected_rank)
     notes = _params_notes(preset, parameter_count, selected_rank)
@@ -87,7 +101,7 @@ ComponentRow: TypeAlias = tuple[str, Row]
 
 
 def _component_rows(node_tree: Node, total_params: int, included_parts: frozenset[str]) -> list[Row]:
-    """Returns one row per part of the model and per sublayer of a layer group. The norms share a row."""
+    """Returns one table row per component of the model and per sublayer of a layer group. The norms share a row."""
     components_and_rows: list[ComponentRow] = []
     for node_position in node_tree.root_position().children():
         if not node_position.optional_part or node_position.optional_part in included_parts:
@@ -166,9 +180,9 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, selected_rank
     else:
         notes = _rank_notes(preset, parameter_count, selected_rank)
     notes[:0] = unread_format_notes(preset)
-    for option_name, parameters in parameter_count.left_out.items():
+    for option_name, left_out_params in parameter_count.left_out.items():
         notes.append(
-            f"not counted: {option_name}, {units.count(parameters)} ({units.exact_text(parameters)}); "
+            f"not counted: {option_name}, {units.count(left_out_params)} ({units.exact_text(left_out_params)}); "
             f"{OPTIONAL_PARTS[option_name].option} includes it"
         )
     notes += [f"assumed: {assumption}" for assumption in preset.assumptions]
@@ -181,21 +195,25 @@ def _params_notes(preset: Preset, parameter_count: ParameterCount, selected_rank
             f"active per token with identity experts among its own: {average_text} on average if all experts "
             f"are chosen alike, {minimum_text} at least"
         )
-    buffers = parameter_count.buffers
-    if buffers:
-        notes.append(f"not counted: {units.exact_text(buffers)} non-trainable buffer elements stored in the checkpoint")
+    buffer_elements = parameter_count.buffers
+    if buffer_elements:
+        notes.append(
+            f"not counted: {units.exact_text(buffer_elements)} non-trainable buffer elements stored in the checkpoint"
+        )
     return without_repetitions(notes)
 
 
 def _rank_notes(preset: Preset, parameter_count: ParameterCount, selected_rank: SelectedRank) -> list[str]:
     """Returns notes on the counted rank, on the parameters that ranks replicate, and on the whole model."""
     model_total = preset.model.tree().total(total_params_of, include=parameter_count.include)
-    spec, chunks = preset.model, selected_rank.model.chunks
-    is_tied = spec.tie_word_embeddings and selected_rank.layout.pp > 1 and chunks.has_embedding != chunks.has_head
+    spec, rank_chunks = preset.model, selected_rank.model.chunks
+    is_tied = (
+        spec.tie_word_embeddings and selected_rank.layout.pp > 1 and rank_chunks.has_embedding != rank_chunks.has_head
+    )
     return counted_rank_notes(
         selected_rank,
         f"the whole model has {units.exact_text(model_total)} parameters",
-        replicated_parameters_text(selected_rank.model.copied_parameters(parameter_count.include)),
+        replicated_parameters_text(selected_rank.model.replicated_parameters(parameter_count.include)),
         "the first and the last stage each have the tied embedding" if is_tied else "",
         "active: what a token uses of this rank's experts on average, if all are chosen alike"
         if selected_rank.layout.ep > 1 and parameter_count.active != parameter_count.total
@@ -238,9 +256,9 @@ def rule_of_thumb(preset: Preset, parameter_count: ParameterCount) -> str:
         or not parameter_count.by_component.keys() <= DENSE_DECODER_COMPONENTS
     ):
         return ""
-    layers, hidden_size = spec.main.num_hidden_layers, spec.hidden_size
+    layer_count, hidden_size = spec.main.num_hidden_layers, spec.hidden_size
     vocabulary_matrices = 1 if spec.tie_word_embeddings else 2
-    estimated_params = 12 * layers * hidden_size**2 + vocabulary_matrices * spec.vocab_size * hidden_size
+    estimated_params = 12 * layer_count * hidden_size**2 + vocabulary_matrices * spec.vocab_size * hidden_size
     rule_name = "12Lh² + 2Vh" if vocabulary_matrices == 2 else "12Lh² + Vh"
     return (
         f"rule of thumb {rule_name}, for MHA and a non-gated FFN with d_ff = 4h: {units.count(estimated_params)}, "

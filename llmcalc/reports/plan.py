@@ -105,8 +105,8 @@ def report(preset: Preset, plan: LayoutPlan, requested_sizes: Mapping[str, int] 
     tables = [Table(title, table_columns, table_rows, run_description, notes, _answer_text(plan), name="feasible")]
     if ranked_layouts.refusal_counts:
         reason_rows = [
-            row(reason, layout_count)
-            for reason, layout_count in sorted(
+            row(refusal_reason, layout_count)
+            for refusal_reason, layout_count in sorted(
                 ranked_layouts.refusal_counts.items(), key=lambda reason_and_count: -reason_and_count[1]
             )
         ]
@@ -152,30 +152,32 @@ def _order_position(plan: LayoutPlan, requested_sizes: Mapping[str, int]) -> dic
     plans_and_candidates = plan.candidates_in_order
     candidates = [candidate for _, candidate in plans_and_candidates]
     position = position_of_layout(candidates, requested_sizes)
-    place: dict[str, Any] = {"layout": dict(requested_sizes), "place": position, "of": len(candidates)}
+    place_entry: dict[str, Any] = {"layout": dict(requested_sizes), "place": position, "of": len(candidates)}
     if position is None:
-        return place
+        return place_entry
     framework_plan, candidate = plans_and_candidates[position - 1]
-    place["options"] = candidate.options
+    place_entry["options"] = candidate.options
     seconds_range = framework_plan.step_time_range(candidate)
     if seconds_range is not None:
-        place["seconds"] = seconds_range.amount.as_data()
+        place_entry["seconds"] = seconds_range.amount.as_data()
     if candidate.seconds is not None and candidates[0].seconds:
-        place["slower_share"] = candidate.seconds / candidates[0].seconds - 1
-    return place
+        place_entry["slower_share"] = candidate.seconds / candidates[0].seconds - 1
+    return place_entry
 
 
 def _order_position_text(order_position: dict[str, Any]) -> str:
-    layout = " ".join(f"{degree_name}{degree}" for degree_name, degree in order_position["layout"].items())
+    layout_text = " ".join(f"{degree_name}{group_size}" for degree_name, group_size in order_position["layout"].items())
     if order_position["place"] is None:
-        return f"{layout}: is not among the {order_position['of']:,} layouts whose tensors may fit"
-    texts = [f"{layout}: place {order_position['place']:,} of {order_position['of']:,}"]
+        return f"{layout_text}: is not among the {order_position['of']:,} layouts whose tensors may fit"
+    position_texts = [f"{layout_text}: place {order_position['place']:,} of {order_position['of']:,}"]
     if "seconds" in order_position:
-        texts.append(f"likely {duration_text(order_position['seconds']['estimate'])} a step")
+        position_texts.append(f"likely {duration_text(order_position['seconds']['estimate'])} a step")
     slower_share = order_position.get("slower_share")
     if slower_share is not None and order_position["place"] > 1:
-        texts.append(f"{units.percent(abs(slower_share))} {'less' if slower_share < 0 else 'more'} than the first")
-    return f"{', '.join(texts)} ({order_position['options']})"
+        position_texts.append(
+            f"{units.percent(abs(slower_share))} {'less' if slower_share < 0 else 'more'} than the first"
+        )
+    return f"{', '.join(position_texts)} ({order_position['options']})"
 
 
 def _answer_text(plan: LayoutPlan) -> str:
@@ -191,9 +193,11 @@ def _answer_text(plan: LayoutPlan) -> str:
         compared_time = compared_layout.time_range
         if compared_time is not None and fastest_time is not None and compared_time.estimate < fastest_time.estimate:
             time_text += f"; {compared_layout.framework.title}'s {duration_text(float(compared_time.estimate))}"
-    longer = plan.longer_micro_batches
-    if longer is not None and longer.time_range is not None:
-        time_text += f"; with --batch {longer.micro_batch} {duration_text(float(longer.time_range.estimate))}"
+    longer_layout = plan.longer_micro_batches
+    if longer_layout is not None and longer_layout.time_range is not None:
+        time_text += (
+            f"; with --batch {longer_layout.micro_batch} {duration_text(float(longer_layout.time_range.estimate))}"
+        )
     framework_text = f" under {plan.framework.title}"
     with_expandable_text = (
         "" if plan.bytes_with_expandable_segments is None else f", but one does with {EXPANDABLE_OPTION}"
@@ -205,7 +209,7 @@ def _answer_text(plan: LayoutPlan) -> str:
 
 
 def _more_rows_hint(plan: LayoutPlan) -> str:
-    """Returns text on the option that replays more layouts, or on why the other layouts were not replayed."""
+    """Returns text on the option that replays more layouts' memory, or on the reason why none are replayed."""
     if plan.ranked_layouts.ended_early:
         return f"the search ended early: {FEWER_LAYOUTS_ADVICE}"
     return f"--rows {plan.row_limit + len(plan.ranked_layouts.unreplayed_candidates)} counts more"
@@ -231,13 +235,14 @@ def _comparison_notes(plan: LayoutPlan) -> list[str]:
 
 def micro_batch_notes(plan: LayoutPlan) -> list[str]:
     """Returns a note if a layout with larger micro-batches, which the table leaves out, is faster than the table's."""
-    longer = plan.longer_micro_batches
-    if longer is None or longer.candidate is None or longer.time_range is None:
+    longer_layout = plan.longer_micro_batches
+    if longer_layout is None or longer_layout.candidate is None or longer_layout.time_range is None:
         return []
     return [
-        f"micro-batches of {longer.micro_batch} sequences (--batch {longer.micro_batch}) wait less for the host; their "
-        f"fastest layout takes {range_text(longer.time_range)} a step, "
-        f"{candidate_cell(longer.candidate.layout, longer.candidate.recompute, ())}"
+        f"micro-batches of {longer_layout.micro_batch} sequences (--batch {longer_layout.micro_batch}) wait "
+        f"less for the host; their "
+        f"fastest layout takes {range_text(longer_layout.time_range)} a step, "
+        f"{candidate_cell(longer_layout.candidate.layout, longer_layout.candidate.recompute, ())}"
     ]
 
 
@@ -276,19 +281,21 @@ def _layout_row(
     shared_words: Sequence[str] = (),
 ) -> Row:
     framework_text = f" ({framework_title})" if framework_title else ""
-    cells = [
+    row_cells = [
         candidate_cell(candidate.layout, candidate.recompute, shared_words) + framework_text,
         candidate.micro_batches,
     ]
     if plan.training_times is None:
-        cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
-        return Row(cells)
+        row_cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
+        return Row(row_cells)
     seconds_range = plan.step_time_range(candidate)
     if seconds_range is None:
-        return row(*cells, None, None, "", candidate.device_bytes, candidate.headroom)
+        return row(*row_cells, None, None, "", candidate.device_bytes, candidate.headroom)
     seconds_cell = DisplayedValue(candidate.seconds, duration_text(candidate.seconds or 0.0, digit_count=3))
     seconds_text = range_ends_text(seconds_range)
-    return row(*cells, seconds_cell, seconds_text, "=" if is_tie else "", candidate.device_bytes, candidate.headroom)
+    return row(
+        *row_cells, seconds_cell, seconds_text, "=" if is_tie else "", candidate.device_bytes, candidate.headroom
+    )
 
 
 def _order_notes(plan: LayoutPlan) -> list[str]:
@@ -350,11 +357,15 @@ def _exchange_notes(plan: LayoutPlan) -> list[str]:
         or first_candidate.layout.ep == 1
     ):
         return []
-    times = first_plan.training_times.with_memory(first_plan.estimates.with_recompute(first_candidate.recompute).memory)
+    training_times = first_plan.training_times.with_memory(
+        first_plan.estimates.with_recompute(first_candidate.recompute).memory
+    )
     return other_exchange_notes(
-        times.stack,
+        training_times.stack,
         first_candidate.seconds,
-        lambda software_stack: times.seconds_on(software_stack, first_candidate.layout, first_candidate.micro_batches),
+        lambda software_stack: training_times.seconds_on(
+            software_stack, first_candidate.layout, first_candidate.micro_batches
+        ),
         "the first layout takes ",
     )
 
@@ -407,13 +418,13 @@ def _plan_notes(plan: LayoutPlan) -> list[str]:
 
 
 def replayed_layout_data(
-    layout_candidate: Candidate, seconds: TimeRange | None = None, is_tie: bool = False
+    layout_candidate: Candidate, time_range: TimeRange | None = None, is_tie: bool = False
 ) -> dict[str, Any]:
     """Returns a replayed layout of a plan as plain data. Bytes are exact integers.
 
     is_tie: whether its time equals that of the layouts before it.
     """
-    time_data = {} if seconds is None else {"seconds": seconds.amount.as_data(), "tie": is_tie}
+    time_data = {} if time_range is None else {"seconds": time_range.amount.as_data(), "tie": is_tie}
     return time_data | {
         "layout": layout_candidate.layout.data(),
         "options": layout_candidate.options,
@@ -441,7 +452,7 @@ def unreplayed_layout_data(layout_candidate: Candidate) -> dict[str, Any]:
 
 def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
     ranked_layouts = plan.ranked_layouts
-    nearest = (
+    nearest_entry = (
         None if ranked_layouts.nearest_candidate is None else replayed_layout_data(ranked_layouts.nearest_candidate)
     )
     return {
@@ -458,9 +469,13 @@ def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
             for framework_plan, layout_candidate, is_tie in _rows_with_ties(plan)
         ],
         "other_frameworks": [
-            {"framework": layout.framework_name, "fits": layout.candidate is not None}
-            | ({} if layout.candidate is None else replayed_layout_data(layout.candidate, layout.time_range))
-            for layout in plan.compared_layouts
+            {"framework": compared_layout.framework_name, "fits": compared_layout.candidate is not None}
+            | (
+                {}
+                if compared_layout.candidate is None
+                else replayed_layout_data(compared_layout.candidate, compared_layout.time_range)
+            )
+            for compared_layout in plan.compared_layouts
         ],
         "longer_micro_batches": None
         if plan.longer_micro_batches is None or plan.longer_micro_batches.candidate is None
@@ -469,6 +484,6 @@ def _plan_data(preset: Preset, plan: LayoutPlan) -> dict[str, Any]:
         "unreplayed": [],
         "feasible_with_recompute": plan.layout_count_fitting_with_recompute,
         "refused": ranked_layouts.refusal_counts,
-        "nearest": nearest,
+        "nearest": nearest_entry,
         "nearest_expandable_bytes": plan.bytes_with_expandable_segments,
     }

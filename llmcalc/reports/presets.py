@@ -93,8 +93,8 @@ def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
     table_rows = [row("total parameters", units.count(parameter_count.total), parameter_count.total)]
     if parameter_count.active != parameter_count.total:
         table_rows.append(row("active per token", units.count(parameter_count.active), parameter_count.active))
-    for option_name, parameters in parameter_count.left_out.items():
-        table_rows.append(row(f"not in the total: {option_name}", units.count(parameters), parameters))
+    for option_name, left_out_params in parameter_count.left_out.items():
+        table_rows.append(row(f"not in the total: {option_name}", units.count(left_out_params), left_out_params))
     if published_figures.parameters is not None:
         table_rows.append(
             row("published weights", _published_verdict(preset, parameter_count), published_figures.parameters)
@@ -119,7 +119,9 @@ def _detail_table(preset: Preset, parameter_count: ParameterCount) -> Table:
         *(f"assumed: {assumption}" for assumption in preset.assumptions),
         *source_notes(preset.sources),
     ]
-    developer_and_date = ", ".join(detail for detail in (preset.developer, preset.released) if detail)
+    developer_and_date = ", ".join(
+        developer_or_date for developer_or_date in (preset.developer, preset.released) if developer_or_date
+    )
     model_text = f"{headline(preset.model)} ({developer_and_date})" if developer_and_date else headline(preset.model)
     title = f"{preset.display} [{preset.name}]"
     return Table(title, DETAIL_COLUMNS, table_rows, model_text, without_repetitions(notes), target=preset.name)

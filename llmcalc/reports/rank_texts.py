@@ -38,7 +38,7 @@ def candidate_cell(layout: Layout, recompute: str, texts_in_heading: Sequence[st
 
 
 def shared_layout_words(candidates: Sequence[Candidate]) -> list[str]:
-    """Returns the words that the rows of a plan share, for its heading: `sp`, `etp 1`, ZeRO stage, recomputation.
+    """Returns the layout words that all rows of a plan share: `sp`, `etp 1`, the ZeRO stage, the recomputation.
 
     Empty for one layout.
     """
@@ -64,7 +64,11 @@ WHOLE_EXPERTS_TEXT = "etp 1"
 
 def _parallel_size_texts(layout: Layout) -> list[str]:
     degree_names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
-    group_texts = [f"{name} {degree}" for name in degree_names if (degree := getattr(layout, name)) not in (None, 1)]
+    group_texts = [
+        f"{degree_name} {degree}"
+        for degree_name in degree_names
+        if (degree := getattr(layout, degree_name)) not in (None, 1)
+    ]
     if layout.expert_tp == 1 and layout.tp > 1:  # without --etp they divide each expert
         group_texts.append(WHOLE_EXPERTS_TEXT)
     if layout.sequence_parallel:
@@ -107,5 +111,8 @@ def counted_rank_notes(selected_rank: SelectedRank | None, *notes: str) -> list[
 
 def replicated_parameters_text(replicated_params: dict[str, Number]) -> str:
     """Returns text on the parameters that tensor parallelism replicates; empty if there are none."""
-    params_text = ", ".join(f"{name} {units.exact_text(parameters)}" for name, parameters in replicated_params.items())
+    params_text = ", ".join(
+        f"{component_name} {units.exact_text(replicated_count)}"
+        for component_name, replicated_count in replicated_params.items()
+    )
     return f"other ranks of its tensor group have these parameters too: {params_text}" if params_text else ""

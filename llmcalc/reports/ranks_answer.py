@@ -80,13 +80,13 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
         _ = self.phases  # raises the error of an engine that starts on no accelerator
         return [
             highest_phase_fit
-            for fit in super().fits
-            if self._software_runs_on(fit.hardware)
-            and (highest_phase_fit := self._fit_of_highest_phase(fit)) is not None
+            for accelerator_fit in super().fits
+            if self._software_runs_on(accelerator_fit.hardware)
+            and (highest_phase_fit := self._fit_of_highest_phase(accelerator_fit)) is not None
         ]
 
     def _software_runs_on(self, hardware: Hardware) -> bool:
-        """Whether framework and rollout engine run on an accelerator; always true for accelerators that the user names.
+        """Whether the framework and the rollout engine support an accelerator; true for named accelerators.
 
         Ranks that train exchange tensors by NCCL or RCCL, which chips such as Apple's do not have.
         """
@@ -96,7 +96,7 @@ class RanksMemoryAnswer(MemoryAnswer, Cluster):
         return self._engine_runs_on(hardware)
 
     def _engine_runs_on(self, hardware: Hardware) -> bool:
-        """Whether the rollouts' engine runs on an accelerator; true for a run without a rollout engine."""
+        """Whether the rollout engine supports an accelerator; true for a run without a rollout engine."""
         rollout = None if self.launch is None else self.launch.rollout
         if rollout is None or not rollout.engine or self.accelerators:
             return True

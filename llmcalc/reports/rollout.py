@@ -45,9 +45,9 @@ PHASES_NOTE = (
 )
 
 
-def largest_phase(phases: Sequence[RolloutPhase]) -> RolloutPhase:
+def largest_phase(rollout_phases: Sequence[RolloutPhase]) -> RolloutPhase:
     """Returns the phase of reinforcement learning that needs most memory."""
-    return max(phases, key=lambda phase: phase.bytes)
+    return max(rollout_phases, key=lambda phase: phase.bytes)
 
 
 def engine_note(rollout: Rollout | None) -> str:
@@ -65,14 +65,14 @@ def engine_note(rollout: Rollout | None) -> str:
 
 
 def phases_table(
-    phases: Sequence[RolloutPhase], table_heading: str, subtitle: str, answer_text: str, notes: Sequence[str]
+    rollout_phases: Sequence[RolloutPhase], table_heading: str, subtitle: str, answer_text: str, notes: Sequence[str]
 ) -> Table:
     """Returns a table of memory terms with one column per phase, and the sum of each column."""
     table_columns = [
         Column("term", f"{units.GIB.name} of one device", justify="left"),
-        *(Column(f"{phase.name}_bytes", PHASE_TITLES[phase.name], units.GIB.write) for phase in phases),
+        *(Column(f"{phase.name}_bytes", PHASE_TITLES[phase.name], units.GIB.write) for phase in rollout_phases),
     ]
-    bytes_by_phase = [{term_name.name: term_name.bytes for term_name in phase.terms} for phase in phases]
+    bytes_by_phase = [{term_name.name: term_name.bytes for term_name in phase.terms} for phase in rollout_phases]
     table_rows = []
     for row_name, term_names in TERMS_BY_ROW.items():
         phase_sums = [
@@ -81,12 +81,14 @@ def phases_table(
         ]
         if any(phase_sums):
             table_rows.append(row(row_name, *(term_bytes or None for term_bytes in phase_sums)))
-    total_row = row("total", *(phase.bytes for phase in phases), is_bold=True, is_sum=True)
-    rows = [*table_rows, total_row]
-    return Table(table_heading, table_columns, rows, subtitle, [*notes, PHASES_NOTE], answer_text, name="rollout")
+    total_row = row("total", *(phase.bytes for phase in rollout_phases), is_bold=True, is_sum=True)
+    rows_with_total = [*table_rows, total_row]
+    return Table(
+        table_heading, table_columns, rows_with_total, subtitle, [*notes, PHASES_NOTE], answer_text, name="rollout"
+    )
 
 
-def phases_data(phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:
+def phases_data(rollout_phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:
     """Returns the phases of reinforcement learning and their memory terms as entries of a JSON document."""
     return [
         {
@@ -102,5 +104,5 @@ def phases_data(phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:
                 for memory_term in phase.terms
             ],
         }
-        for phase in phases
+        for phase in rollout_phases
     ]

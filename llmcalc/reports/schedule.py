@@ -45,7 +45,9 @@ def schedule_title(layout: Layout, timetable: Timetable) -> str:
 
 def pass_kinds_of(timetable: Timetable) -> list[PassKind]:
     """Returns the kinds of passes (forward, backward, …) in a pipeline schedule."""
-    present_letters = {action.pass_kind for actions in timetable.pipeline.actions_by_rank for action in actions}
+    present_letters = {
+        action.pass_kind for rank_actions in timetable.pipeline.actions_by_rank for action in rank_actions
+    }
     return [pass_letter for pass_letter in PASS_NAMES if pass_letter in present_letters]
 
 
@@ -53,7 +55,9 @@ def costs_text(timetable: Timetable) -> str:
     """Returns the durations of passes and sends, in time units, as text: `F 1, B 2, a send 0`."""
     pass_costs = timetable.pass_durations
     pass_texts = [f"{pass_letter} {pass_costs.duration(pass_letter):g}" for pass_letter in pass_kinds_of(timetable)]
-    if any(pass_action.is_overlapped for actions in timetable.pipeline.actions_by_rank for pass_action in actions):
+    if any(
+        pass_action.is_overlapped for rank_actions in timetable.pipeline.actions_by_rank for pass_action in rank_actions
+    ):
         pass_texts.append(f"F and B that overlap {pass_costs.overlapped_duration():g}")
     return ", ".join([*pass_texts, f"a send {pass_costs.send_time:g}"])
 
@@ -74,7 +78,8 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     peak_column = Column("in_flight", "peak")
     in_flight_counts = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
     peak_texts = [
-        [in_flight_text(in_flight, index) for index in range(pipeline.chunk_count)] for in_flight in in_flight_counts
+        [in_flight_text(in_flight, chunk_index) for chunk_index in range(pipeline.chunk_count)]
+        for in_flight in in_flight_counts
     ]
     column_widths = [len(column.title) for column in table_columns] + [
         max(len(peak_column.title), *(len(cell_text) for cell_texts in peak_texts for cell_text in cell_texts))
@@ -85,7 +90,8 @@ def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Re
     table_rows = []
     for rank in range(pipeline.ranks):
         chart_lines = [
-            timetable_chart.draw_line(timetable.spans_by_rank[rank], index) for index in range(pipeline.chunk_count)
+            timetable_chart.draw_line(timetable.spans_by_rank[rank], chunk_index)
+            for chunk_index in range(pipeline.chunk_count)
         ]
         for model_chunk, chart_line in enumerate(chart_lines):
             stage_cells = [
@@ -139,8 +145,8 @@ class TimetableChart(NamedTuple):
         """Returns a chart in which the shortest pass has room for its name. A chart that is too wide is shortened."""
         shortest_duration = min(
             timetable.pass_durations.duration(action.pass_kind)
-            for actions in timetable.pipeline.actions_by_rank
-            for action in actions
+            for rank_actions in timetable.pipeline.actions_by_rank
+            for action in rank_actions
         )
         name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
         columns_per_unit = name_width / shortest_duration
@@ -200,7 +206,10 @@ def schedule_data(layout: Layout, timetable: Timetable) -> dict[str, object]:
             "rank": rank,
             "stages": [pipeline.stage(rank, model_chunk) for model_chunk in range(pipeline.chunk_count)],
             "most_in_flight": pipeline.most_in_flight(rank),
-            "actions": [[*span.action[:3], span.start_time, span.end_time] for span in timetable.spans_by_rank[rank]],
+            "actions": [
+                [*action_span.action[:3], action_span.start_time, action_span.end_time]
+                for action_span in timetable.spans_by_rank[rank]
+            ],
         }
         for rank in range(pipeline.ranks)
     ]

@@ -22,15 +22,19 @@ RESERVED_LINES = 3
 
 def trim_to_screen(report: Report) -> Report:
     """Returns the report with only the tables and rows that fit a screen."""
-    groups: list[list[Table]] = []
+    table_groups: list[list[Table]] = []
     for table in report.tables:
-        is_answer_start = table.answer and any(grouped_table.answer for grouped_table in groups[-1]) if groups else True
-        if is_answer_start and not (groups and table.target and table.target == groups[-1][-1].target):
-            groups.append([])
-        groups[-1].append(table)
+        is_answer_start = (
+            table.answer and any(grouped_table.answer for grouped_table in table_groups[-1]) if table_groups else True
+        )
+        if is_answer_start and not (table_groups and table.target and table.target == table_groups[-1][-1].target):
+            table_groups.append([])
+        table_groups[-1].append(table)
     if report.counts_note_lines:
-        groups = [_trim_tables_and_notes(table_group, report.warnings) for table_group in groups]
-    return report._replace(tables=[table for table_group in groups for table in _trim_tables_of_model(table_group)])
+        table_groups = [_trim_tables_and_notes(table_group, report.warnings) for table_group in table_groups]
+    return report._replace(
+        tables=[table for table_group in table_groups for table in _trim_tables_of_model(table_group)]
+    )
 
 
 def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list[Table]:
@@ -72,27 +76,41 @@ def _trim_tables_and_notes(tables: list[Table], warnings: Sequence[str]) -> list
 def _omission_text(table_count: int, row_count: int) -> str:
     """Returns text on what a short screen leaves out: `1 more table, 2 more rows`."""
     omitted_counts = ((table_count, "table"), (row_count, "row"))
-    return ", ".join(f"{count} more {noun}{'s' * (count > 1)}" for count, noun in omitted_counts if count)
+    return ", ".join(
+        f"{omitted_count} more {omitted_noun}{'s' * (omitted_count > 1)}"
+        for omitted_count, omitted_noun in omitted_counts
+        if omitted_count
+    )
 
 
 def _trim_tables_of_model(tables: Sequence[Table]) -> list[Table]:
     """Returns the tables of one model that fit, with the notes of omitted tables below the last one."""
     free_lines = SCREEN_LINES
-    placed_tables: dict[int, Table] = {}
-    for table_index in sorted(range(len(tables)), key=lambda index: (index > 0, not tables[index].has_priority, index)):
-        line_limit = free_lines - bool(placed_tables)
-        shorter_table = _trim_table(tables[table_index], line_limit, is_required=not placed_tables)
+    placed_table_by_index: dict[int, Table] = {}
+    for table_index in sorted(
+        range(len(tables)),
+        key=lambda placed_index: (placed_index > 0, not tables[placed_index].has_priority, placed_index),
+    ):
+        line_limit = free_lines - bool(placed_table_by_index)
+        shorter_table = _trim_table(tables[table_index], line_limit, is_required=not placed_table_by_index)
         if shorter_table is not None:
-            placed_tables[table_index] = shorter_table
-            free_lines -= line_count(shorter_table, SCREEN_COLUMNS) + (len(placed_tables) > 1)
-    omitted_row_count = sum(len(tables[index].rows) - len(table.rows) for index, table in placed_tables.items())
-    omitted_table_count = len(tables) - len(placed_tables)
-    shown_tables = [placed_tables[table_index] for table_index in sorted(placed_tables)]
+            placed_table_by_index[table_index] = shorter_table
+            free_lines -= line_count(shorter_table, SCREEN_COLUMNS) + (len(placed_table_by_index) > 1)
+    omitted_row_count = sum(
+        len(tables[placed_index].rows) - len(table.rows) for placed_index, table in placed_table_by_index.items()
+    )
+    omitted_table_count = len(tables) - len(placed_table_by_index)
+    shown_tables = [placed_table_by_index[table_index] for table_index in sorted(placed_table_by_index)]
     if omitted_row_count or omitted_table_count:
         omitted_text = _omission_text(omitted_table_count, omitted_row_count)
         notes = [
             *shown_tables[-1].notes,
-            *(note for index, table in enumerate(tables) if index not in placed_tables for note in table.notes),
+            *(
+                note
+                for placed_index, table in enumerate(tables)
+                if placed_index not in placed_table_by_index
+                for note in table.notes
+            ),
         ]
         shown_tables[-1] = shown_tables[-1]._replace(omission_text=omitted_text, notes=list(dict.fromkeys(notes)))
     return shown_tables

@@ -35,9 +35,9 @@ def _rate_text(token_rate: float) -> str:
     return f"{token_rate:,.0f}" if token_rate >= 10 else f"{token_rate:.2g}"
 
 
-def users_text(users: float) -> str:
+def users_text(user_count: float) -> str:
     """Returns a number of concurrent requests as text; arrival rates may give a number below 1: `64`, `0.031`."""
-    return units.exact_text(int(users)) if users == int(users) else _rate_text(users)
+    return units.exact_text(int(user_count)) if user_count == int(user_count) else _rate_text(user_count)
 
 
 SHARED_COLUMNS = (
@@ -85,7 +85,10 @@ def layout_text(server: Server) -> str:
     For a group it writes the replicas for prompts and the replicas for decoding: `2 × (1+3) tp4`.
     """
     layout_sizes = server.layout_sizes
-    layout = " ".join(f"{name}{degree}" for name, degree in vars(layout_sizes).items() if degree > 1) or "tp1"
+    sizes_text = (
+        " ".join(f"{size_name}{group_size}" for size_name, group_size in vars(layout_sizes).items() if group_size > 1)
+        or "tp1"
+    )
     prefill_decode_text = (
         ""
         if server.disaggregated_server is None
@@ -94,45 +97,45 @@ def layout_text(server: Server) -> str:
     replicas_text = f"{server.replicas} × " if server.replicas > 1 else ""
     replicas_text += prefill_decode_text
     format_texts = [server.quantize, None if server.kv_dtype is None else f"kv {server.kv_dtype}"]
-    return ", ".join([f"{replicas_text}{layout}", *filter(None, format_texts)])
+    return ", ".join([f"{replicas_text}{sizes_text}", *filter(None, format_texts)])
 
 
-def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
+def report(serve_study: ServeStudy, studied_servers: StudiedServers) -> Report:
     """Returns the report of a study of servers as data and as tables."""
     from ..workload.workload import Workload
 
-    preset, requests = serve_study.preset, serve_study.request_sizes
-    warnings = too_long_notes(preset.model, Workload(1, requests.total_tokens))
-    chosen_server = servers.chosen_server
+    preset, request_sizes = serve_study.preset, serve_study.request_sizes
+    warnings = too_long_notes(preset.model, Workload(1, request_sizes.total_tokens))
+    chosen_server = studied_servers.chosen_server
     variable_name = serve_study.long_request_variable
     if variable_name and not _exceeds_learned_positions(serve_study):
         warnings.append(
             f"{serve_study.engine.title} refuses requests of {serve_study.longest_request:,} tokens without "
             f"{variable_name}=1"
         )
-    notes = [*warnings, *filter(None, [serve_study.assumption_note]), *_serve_notes(serve_study, servers)]
+    notes = [*warnings, *filter(None, [serve_study.assumption_note]), *_serve_notes(serve_study, studied_servers)]
     if any(weight_format is None for weight_format, _ in serve_study.memory_by_formats):
         notes[:0] = published_tag_notes(preset, serve_study.engine.title, "llmcalc time")
     title = f"{preset.display}, {load_text(serve_study)}"
-    table_rows = _server_rows(serve_study, servers)
+    table_rows = _server_rows(serve_study, studied_servers)
     table_columns = list(SERVER_COLUMNS)
     if serve_study.trace is not None:
-        table_rows, table_columns = _trace_rows(serve_study, servers), list(TRACE_COLUMNS)
+        table_rows, table_columns = _trace_rows(serve_study, studied_servers), list(TRACE_COLUMNS)
     table_columns = _server_columns(table_columns, serve_study)
-    answer = _answer_text(serve_study, servers)
-    tables = [Table(title, table_columns, table_rows, _subtitle_text(serve_study), notes, answer, name="servers")]
+    answer_text = _answer_text(serve_study, studied_servers)
+    tables = [Table(title, table_columns, table_rows, _subtitle_text(serve_study), notes, answer_text, name="servers")]
     if chosen_server is not None:
-        server = servers.servers[chosen_server.server_index]
+        server = studied_servers.servers[chosen_server.server_index]
         table_rows = [
             Row(_curve_cells(load_point, serve_study), is_bold=load_point == chosen_server.load_point)
-            for load_point in servers.load_curves[chosen_server.server_index]
+            for load_point in studied_servers.load_curves[chosen_server.server_index]
         ]
         tables.append(
             Table(
                 f"Load of {layout_text(server)}", _server_columns(CURVE_COLUMNS, serve_study), table_rows, name="curve"
             )
         )
-    json_document = _serve_data(serve_study, servers)
+    json_document = _serve_data(serve_study, studied_servers)
     return Report(
         json_document, tables, warnings=warnings_of_notes(preset, warnings), counts_note_lines=True
     ).with_target(preset.target)
@@ -140,16 +143,16 @@ def report(serve_study: ServeStudy, servers: StudiedServers) -> Report:
 
 def load_text(serve_study: ServeStudy) -> str:
     """Returns the load of a study of servers as text: `64 users of 8,192 + 1,024 tokens`."""
-    latency_limits, requests = serve_study.latency_limits, serve_study.request_sizes
+    latency_limits, request_sizes = serve_study.latency_limits, serve_study.request_sizes
     if serve_study.trace is not None:
         trace_text = duration_text(serve_study.trace.duration_seconds)
         requests_text = f"{counted_noun(len(serve_study.trace.requests), 'request')} in {trace_text}"
-        return f"{requests_text}, {requests.input_tokens:,} + {requests.output_tokens:,} tokens on average"
+        return f"{requests_text}, {request_sizes.input_tokens:,} + {request_sizes.output_tokens:,} tokens on average"
     requests_text = "requests" if latency_limits.rate is None else f"{latency_limits.rate:g} requests/s"
     requests_text = (
         requests_text if latency_limits.concurrency is None else counted_noun(latency_limits.concurrency, "user")
     )
-    return f"{requests_text} of {requests.input_tokens:,} + {requests.output_tokens:,} tokens"
+    return f"{requests_text} of {request_sizes.input_tokens:,} + {request_sizes.output_tokens:,} tokens"
 
 
 def _server_columns(columns: Sequence[Column], serve_study: ServeStudy) -> list[Column]:
@@ -158,13 +161,13 @@ def _server_columns(columns: Sequence[Column], serve_study: ServeStudy) -> list[
     return [column for column in columns if column.key != unused_column]
 
 
-def _answer_text(serve_study: ServeStudy, servers: StudiedServers) -> str:
-    chosen_server = servers.chosen_server
+def _answer_text(serve_study: ServeStudy, studied_servers: StudiedServers) -> str:
+    chosen_server = studied_servers.chosen_server
     if chosen_server is None:
-        return "no server keeps the limits" if servers.servers else "no server fits"
-    server, token_price = servers.servers[chosen_server.server_index], chosen_server.load_point.cost_per_million
-    if servers.trace_times:
-        token_price = _token_cost_of_trace(serve_study, server, servers.trace_times[chosen_server.server_index])
+        return "no server keeps the limits" if studied_servers.servers else "no server fits"
+    server, token_price = studied_servers.servers[chosen_server.server_index], chosen_server.load_point.cost_per_million
+    if studied_servers.trace_times:
+        token_price = _token_cost_of_trace(serve_study, server, studied_servers.trace_times[chosen_server.server_index])
     cost_text = "" if token_price is None else f", {money_text(token_price)} per million tokens"
     idle_devices = (serve_study.sizes_request.devices or server.devices) - server.devices
     idle_text = f", {idle_devices} of {serve_study.sizes_request.devices} left idle" if idle_devices else ""
@@ -197,30 +200,36 @@ The first counts servers by the likely first token of a burst, the second by tha
 """
 
 
-def _server_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
+def _server_rows(serve_study: ServeStudy, studied_servers: StudiedServers) -> list[Row]:
     """Returns rows of servers: the chosen server, the others within the limits by price, then the rest."""
-    chosen_server = servers.chosen_server
+    chosen_server = studied_servers.chosen_server
     table_rows = []
-    for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
-        server, point = servers.servers[server_index], servers.load_points[server_index]
-        is_within_limits = servers.limit_verdicts[server_index]
-        shown_point = point or servers.load_curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
+    for server_index in sorted(range(len(studied_servers.servers)), key=partial(_server_sort_key, studied_servers)):
+        server, load_point = studied_servers.servers[server_index], studied_servers.load_points[server_index]
+        is_within_limits = studied_servers.limit_verdicts[server_index]
+        shown_point = (
+            load_point or studied_servers.load_curves[server_index][-1 if serve_study.latency_limits.concurrency else 0]
+        )
         if not is_within_limits:
             verdict = "no"
         elif serve_study.latency_limits.are_at_risk(shown_point.ttft):
             verdict = AT_RISK_VERDICT
         else:
             verdict = "ok"
-        cells = [layout_text(server), server.devices, *_load_point_cells(shown_point, serve_study), verdict]
-        table_rows.append(Row(cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index))
+        row_cells = [layout_text(server), server.devices, *_load_point_cells(shown_point, serve_study), verdict]
+        table_rows.append(
+            Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index)
+        )
     return table_rows
 
 
-def _server_sort_key(servers: StudiedServers, server_index: int) -> tuple[bool, bool, float, int]:
-    load_point = servers.load_points[server_index]
-    order_value = servers.servers[server_index].devices if servers.trace_times else -_rate_per_device(load_point)
-    is_chosen = servers.chosen_server is not None and servers.chosen_server.server_index == server_index
-    return not is_chosen, not servers.limit_verdicts[server_index], order_value, server_index
+def _server_sort_key(studied_servers: StudiedServers, server_index: int) -> tuple[bool, bool, float, int]:
+    load_point = studied_servers.load_points[server_index]
+    order_value = (
+        studied_servers.servers[server_index].devices if studied_servers.trace_times else -_rate_per_device(load_point)
+    )
+    is_chosen = studied_servers.chosen_server is not None and studied_servers.chosen_server.server_index == server_index
+    return not is_chosen, not studied_servers.limit_verdicts[server_index], order_value, server_index
 
 
 def _rate_per_device(load_point: LoadPoint | None) -> float:
@@ -228,12 +237,12 @@ def _rate_per_device(load_point: LoadPoint | None) -> float:
     return 0.0 if load_point is None else round_to_digits(load_point.tokens_per_second_per_device)
 
 
-def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
+def _trace_rows(serve_study: ServeStudy, studied_servers: StudiedServers) -> list[Row]:
     """Returns rows of a trace's servers: servers within the limits by number of devices, then the others."""
-    chosen_server = servers.chosen_server
+    chosen_server = studied_servers.chosen_server
     table_rows = []
-    for server_index in sorted(range(len(servers.servers)), key=partial(_server_sort_key, servers)):
-        server, trace_times = servers.servers[server_index], servers.trace_times[server_index]
+    for server_index in sorted(range(len(studied_servers.servers)), key=partial(_server_sort_key, studied_servers)):
+        server, trace_times = studied_servers.servers[server_index], studied_servers.trace_times[server_index]
         seconds_ranges = (trace_times.ttft[50], trace_times.ttft[LIMIT_PERCENTILE], trace_times.tpot[LIMIT_PERCENTILE])
         seconds_cells = [
             DisplayedValue(seconds_range.estimate, _range_cell(seconds_range)) for seconds_range in seconds_ranges
@@ -242,9 +251,11 @@ def _trace_rows(serve_study: ServeStudy, servers: StudiedServers) -> list[Row]:
         rate_or_cost: float | None = output_rate / server.devices
         if serve_study.price is not None:
             rate_or_cost = _token_cost_of_trace(serve_study, server, trace_times)
-        verdict = "ok" if servers.limit_verdicts[server_index] else "no"
-        cells = [layout_text(server), server.devices, *seconds_cells, output_rate, rate_or_cost, verdict]
-        table_rows.append(Row(cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index))
+        verdict = "ok" if studied_servers.limit_verdicts[server_index] else "no"
+        row_cells = [layout_text(server), server.devices, *seconds_cells, output_rate, rate_or_cost, verdict]
+        table_rows.append(
+            Row(row_cells, is_bold=chosen_server is not None and server_index == chosen_server.server_index)
+        )
     return table_rows
 
 
@@ -267,9 +278,9 @@ def _rate_cells(load_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     return [load_point.output_tokens_per_second, rate_or_cost]
 
 
-def _range_cell(seconds: TimeRange | RangedAmount) -> str:
+def _range_cell(seconds_range: TimeRange | RangedAmount) -> str:
     """Returns a range of seconds as a table cell, in the unit of the upper end (`range_unit`): `0.42-12 s`."""
-    low_seconds, high_seconds = float(seconds.low), float(seconds.high)
+    low_seconds, high_seconds = float(seconds_range.low), float(seconds_range.high)
     time_unit = range_unit(low_seconds, high_seconds)
     range_ends = (low_seconds, high_seconds)
     range_end_texts = (duration_text(range_end, time_unit).removesuffix(f" {time_unit}") for range_end in range_ends)
@@ -279,28 +290,28 @@ def _range_cell(seconds: TimeRange | RangedAmount) -> str:
 def _curve_cells(load_point: LoadPoint, serve_study: ServeStudy) -> list[Any]:
     concurrency, ttft, tpot, *rate_cells = _load_point_cells(load_point, serve_study)
     likely_tpot, end_to_end_latency = float(load_point.tpot.estimate), load_point.replica_latencies.end_to_end_seconds
-    seconds = [
+    latency_cells = [
         DisplayedValue(likely_tpot, duration_text(likely_tpot)),
         DisplayedValue(end_to_end_latency, duration_text(end_to_end_latency)),
     ]
-    return [concurrency, ttft, tpot, *seconds, *rate_cells]
+    return [concurrency, ttft, tpot, *latency_cells, *rate_cells]
 
 
-def _point_with_shown_errors(servers: StudiedServers) -> LoadPoint | None:
+def _point_with_shown_errors(studied_servers: StudiedServers) -> LoadPoint | None:
     """Returns the load point whose test errors are shown: the chosen point, else the first server's largest load."""
-    if servers.chosen_server is not None:
-        return servers.chosen_server.load_point
-    return servers.load_curves[0][-1] if servers.load_curves else None
+    if studied_servers.chosen_server is not None:
+        return studied_servers.chosen_server.load_point
+    return studied_servers.load_curves[0][-1] if studied_servers.load_curves else None
 
 
-def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
+def _most_requests_notes(serve_study: ServeStudy, studied_servers: StudiedServers) -> list[str]:
     """Returns a note on the highest request rate that any server reaches within the limits, if none is chosen."""
     latency_limits = serve_study.latency_limits
-    if servers.chosen_server is not None or latency_limits.rate is None or servers.trace_times:
+    if studied_servers.chosen_server is not None or latency_limits.rate is None or studied_servers.trace_times:
         return []
     server_rates = [
         (server.replicas * server.latencies(concurrency).requests_per_second, server)
-        for server in servers.servers
+        for server in studied_servers.servers
         if (concurrency := server.most_requests_within_limits(latency_limits))
     ]
     if not server_rates:
@@ -313,17 +324,20 @@ def _most_requests_notes(serve_study: ServeStudy, servers: StudiedServers) -> li
     ]
 
 
-def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
-    chosen_server = servers.chosen_server
-    shown_point = _point_with_shown_errors(servers)
-    reasons_text = ", ".join(f"{reason} ({layout_count})" for reason, layout_count in servers.rejection_counts.items())
-    notes = _notes_on_faster_server(serve_study, servers)
+def _serve_notes(serve_study: ServeStudy, studied_servers: StudiedServers) -> list[str]:
+    chosen_server = studied_servers.chosen_server
+    shown_point = _point_with_shown_errors(studied_servers)
+    reasons_text = ", ".join(
+        f"{rejection_reason} ({layout_count})"
+        for rejection_reason, layout_count in studied_servers.rejection_counts.items()
+    )
+    notes = _notes_on_faster_server(serve_study, studied_servers)
     notes += [] if shown_point is None else [test_errors_text(shown_point.tpot, serve_study.stack.title)]
     notes += [speculation_text(serve_study.speculation)] if serve_study.speculation is not None else []
     notes += [f"ruled out: {reasons_text}"] if reasons_text else []
-    notes = [*_most_requests_notes(serve_study, servers), *notes]
+    notes = [*_most_requests_notes(serve_study, studied_servers), *notes]
     if chosen_server is not None:
-        server = servers.servers[chosen_server.server_index]
+        server = studied_servers.servers[chosen_server.server_index]
         notes += [] if server.disaggregated_server is None else [_disaggregation_text(server.disaggregated_server)]
         notes += unknown_link_notes(serve_study.hardware, serve_study.device, server.replica.layout.replica_devices)
         notes += exchange_notes(serve_study.stack, server.replica.layout)
@@ -335,9 +349,13 @@ def _serve_notes(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
             f"a replica holds {counted_noun(sequence_count, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
             f"rule of {serve_study.engine.title}"
         )
-        ttft, tpot = (float(getattr(chosen_server.load_point, name).estimate) for name in ("ttft", "tpot"))
-        notes.append(f"likely {duration_text(ttft)} to the first token, then {duration_text(tpot)} a token")
-        if not servers.trace_times and serve_study.latency_limits.are_at_risk(chosen_server.load_point.ttft):
+        ttft_seconds, tpot_seconds = (
+            float(getattr(chosen_server.load_point, latency_name).estimate) for latency_name in ("ttft", "tpot")
+        )
+        notes.append(
+            f"likely {duration_text(ttft_seconds)} to the first token, then {duration_text(tpot_seconds)} a token"
+        )
+        if not studied_servers.trace_times and serve_study.latency_limits.are_at_risk(chosen_server.load_point.ttft):
             notes.insert(0, _uncertain_ttft_text(server, chosen_server.load_point))
         command_text = _start_command(serve_study, server)
         notes += [] if command_text is None else [f"each replica starts with: {command_text}"]
@@ -369,8 +387,10 @@ def _arrival_notes(serve_study: ServeStudy, server: Server, load_point: LoadPoin
             f"{duration_text(load_point.replica_latencies.ttft_of_burst)}; times "
             "without --disaggregate are those of requests that arrive at once, and a note has those of spread arrivals"
         ]
-    loads = (load_point.spread_latencies, load_point.replica_latencies)
-    spread_texts, wave_texts = ((duration_text(load.ttft), duration_text(load.tpot)) for load in loads)
+    arrival_latencies = (load_point.spread_latencies, load_point.replica_latencies)
+    spread_texts, wave_texts = (
+        (duration_text(latencies.ttft), duration_text(latencies.tpot)) for latencies in arrival_latencies
+    )
     if spread_texts == wave_texts:
         return []
     return [
@@ -390,16 +410,16 @@ def _uncertain_ttft_text(server: Server, load_point: LoadPoint) -> str:
     )
 
 
-def _notes_on_faster_server(serve_study: ServeStudy, servers: StudiedServers) -> list[str]:
+def _notes_on_faster_server(serve_study: ServeStudy, studied_servers: StudiedServers) -> list[str]:
     """Returns a note on a server with more tokens/s per device than the chosen one, with why it was not chosen."""
-    chosen_server = servers.chosen_server
-    if chosen_server is None or servers.trace_times:
+    chosen_server = studied_servers.chosen_server
+    if chosen_server is None or studied_servers.trace_times:
         return []
     cheapest_rate, cheapest_server = max(
         (
             (load_point.tokens_per_second_per_device, server)
             for server, load_point, is_within_limits in zip(
-                servers.servers, servers.load_points, servers.limit_verdicts, strict=True
+                studied_servers.servers, studied_servers.load_points, studied_servers.limit_verdicts, strict=True
             )
             if is_within_limits and load_point is not None
         ),
@@ -408,12 +428,12 @@ def _notes_on_faster_server(serve_study: ServeStudy, servers: StudiedServers) ->
     if round_to_digits(cheapest_rate) <= round_to_digits(chosen_server.load_point.tokens_per_second_per_device):
         return []
     relative_gain = cheapest_rate / chosen_server.load_point.tokens_per_second_per_device - 1
-    reason = (
+    reason_text = (
         f"within {TIE_SHARE * 100:g} %: a tie" if relative_gain <= TIE_SHARE else "but no time of it was ever tested"
     )
     return [
         f"{layout_text(cheapest_server)} on {device_phrase(cheapest_server.devices, serve_study.hardware.title)} has "
-        f"{units.percent(relative_gain, 1)} more tokens/s per device, {reason}"
+        f"{units.percent(relative_gain, 1)} more tokens/s per device, {reason_text}"
     ]
 
 
@@ -448,9 +468,9 @@ def _speculation_data(serve_study: ServeStudy) -> dict[str, Any] | None:
     }
 
 
-def _users_data(users: float) -> float:
+def _users_data(user_count: float) -> float:
     """Returns the number of concurrent requests as plain data."""
-    return users if users == int(users) else round_to_digits(users)
+    return user_count if user_count == int(user_count) else round_to_digits(user_count)
 
 
 def load_point_data(load_point: LoadPoint) -> dict[str, Any]:
@@ -479,8 +499,8 @@ def _replica_group_data(server: Server) -> dict[str, int] | None:
     return {"prefill": disaggregated_server.prefill_replicas, "decode": disaggregated_server.decode_replicas}
 
 
-def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any]:
-    latency_limits, requests = serve_study.latency_limits, serve_study.request_sizes
+def _serve_data(serve_study: ServeStudy, studied_servers: StudiedServers) -> dict[str, Any]:
+    latency_limits, request_sizes = serve_study.latency_limits, serve_study.request_sizes
     listed_servers = [
         {
             "options": _server_options(server),
@@ -490,21 +510,23 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
             "most_sequences": server.most_sequences,
             "kv_tokens": server.kv_tokens,
             "curve": [load_point_data(load_point) for load_point in server_curve],
-            "trace": _trace_times_data(serve_study, server, servers.trace_times[server_index])
-            if servers.trace_times
+            "trace": _trace_times_data(serve_study, server, studied_servers.trace_times[server_index])
+            if studied_servers.trace_times
             else None,
         }
-        for server_index, (server, server_curve) in enumerate(zip(servers.servers, servers.load_curves, strict=True))
+        for server_index, (server, server_curve) in enumerate(
+            zip(studied_servers.servers, studied_servers.load_curves, strict=True)
+        )
     ]
-    shown_point = _point_with_shown_errors(servers)
+    shown_point = _point_with_shown_errors(studied_servers)
     return {
         "model": model_data(serve_study.preset),
         "hardware": serve_study.hardware.name,
         "engine": {"name": serve_study.engine.name, "version": serve_study.version.version},
         "requests": {
-            "input": requests.input_tokens,
-            "output": requests.output_tokens,
-            "cached": requests.cached_tokens,
+            "input": request_sizes.input_tokens,
+            "output": request_sizes.output_tokens,
+            "cached": request_sizes.cached_tokens,
         },
         "limits": {**vars(latency_limits)},
         "trace": _trace_data(serve_study),
@@ -512,12 +534,14 @@ def _serve_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, A
         "price": serve_study.price,
         "servers": listed_servers,
         "front": [
-            {"server": index, "concurrency": _users_data(concurrency)} for index, concurrency in servers.pareto_front
+            {"server": index, "concurrency": _users_data(concurrency)}
+            for index, concurrency in studied_servers.pareto_front
         ],
-        "chosen": _chosen_server_data(serve_study, servers),
-        "why_not": servers.rejection_counts,
+        "chosen": _chosen_server_data(serve_study, studied_servers),
+        "why_not": studied_servers.rejection_counts,
         "class": {
-            name: None if shown_point is None else getattr(shown_point, name).class_data() for name in ("ttft", "tpot")
+            latency_name: None if shown_point is None else getattr(shown_point, latency_name).class_data()
+            for latency_name in ("ttft", "tpot")
         },
         "not_counted": _uncounted_effects(serve_study),
     }
@@ -535,8 +559,11 @@ def _trace_times_data(serve_study: ServeStudy, server: Server, trace_times: Trac
     token_cost = _token_cost_of_trace(serve_study, server, trace_times)
     return {
         **{
-            name: {f"p{percentile}": latency.as_data() for percentile, latency in getattr(trace_times, name).items()}
-            for name in ("ttft", "tpot")
+            latency_name: {
+                f"p{percentile}": latency.as_data()
+                for percentile, latency in getattr(trace_times, latency_name).items()
+            }
+            for latency_name in ("ttft", "tpot")
         },
         "seconds": round_to_digits(trace_times.seconds),
         "output_tokens_per_second": round_to_digits(trace_times.output_tokens_per_second),
@@ -547,8 +574,8 @@ def _trace_times_data(serve_study: ServeStudy, server: Server, trace_times: Trac
 
 def _exceeds_learned_positions(serve_study: ServeStudy) -> bool:
     """Whether the longest request has more tokens than the model's table of learned positions."""
-    positions = learned_positions(serve_study.preset.model)
-    return positions is not None and serve_study.longest_request > positions
+    position_count = learned_positions(serve_study.preset.model)
+    return position_count is not None and serve_study.longest_request > position_count
 
 
 def _start_command(serve_study: ServeStudy, server: Server) -> str | None:
@@ -561,11 +588,11 @@ def _start_command(serve_study: ServeStudy, server: Server) -> str | None:
     return start_command(serve_study.engine, serve_study.preset, server.flags, server.quantize)
 
 
-def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dict[str, Any] | None:
-    chosen_server = servers.chosen_server
+def _chosen_server_data(serve_study: ServeStudy, studied_servers: StudiedServers) -> dict[str, Any] | None:
+    chosen_server = studied_servers.chosen_server
     if chosen_server is None:
         return None
-    server = servers.servers[chosen_server.server_index]
+    server = studied_servers.servers[chosen_server.server_index]
     return {
         "server": chosen_server.server_index,
         "options": _server_options(server),
@@ -575,7 +602,8 @@ def _chosen_server_data(serve_study: ServeStudy, servers: StudiedServers) -> dic
         "command": _start_command(serve_study, server),
         "arrives_in_waves": server.has_requests_in_waves,
         "spread": {
-            name: round_to_digits(getattr(chosen_server.load_point.spread_latencies, name)) for name in ("ttft", "tpot")
+            latency_name: round_to_digits(getattr(chosen_server.load_point.spread_latencies, latency_name))
+            for latency_name in ("ttft", "tpot")
         },
         **load_point_data(chosen_server.load_point),
     }

@@ -105,9 +105,9 @@ def report(
     )
     if not with_literature:
         return Report(json_document, [cost_table])
-    rows = [_literature_row(described_shape) for described_shape in shape_study.shapes]
+    literature_rows = [_literature_row(described_shape) for described_shape in shape_study.shapes]
     notes = _source_notes(shape_study, preset)
-    findings_table = Table("What studies of depth and width say", LITERATURE_COLUMNS, rows, notes=notes)
+    findings_table = Table("What studies of depth and width say", LITERATURE_COLUMNS, literature_rows, notes=notes)
     return Report(json_document, [cost_table, findings_table])
 
 
@@ -134,8 +134,8 @@ def _has_windows(shape_study: ShapeStudy) -> bool:
 
 
 def _shape_size_cells(shape: ModelShape) -> list[Any]:
-    layers = f"{TARGET_MARK} {shape.stack.num_hidden_layers}" if shape.is_target else shape.stack.num_hidden_layers
-    return [layers, shape.stack.hidden_size, aspect_text(shape.stack.aspect_ratio, shape.is_in_dense_band)]
+    depth_cell = f"{TARGET_MARK} {shape.stack.num_hidden_layers}" if shape.is_target else shape.stack.num_hidden_layers
+    return [depth_cell, shape.stack.hidden_size, aspect_text(shape.stack.aspect_ratio, shape.is_in_dense_band)]
 
 
 def _cost_row(shape: ModelShape, has_windows: bool) -> Row:
@@ -146,9 +146,9 @@ def _cost_row(shape: ModelShape, has_windows: bool) -> Row:
 
 
 def _literature_row(model_shape: ModelShape) -> Row:
-    verdicts, layers = model_shape.verdicts, model_shape.stack.num_hidden_layers
+    verdicts, depth = model_shape.verdicts, model_shape.stack.num_hidden_layers
     kaplan_verdict = "within" if verdicts.in_kaplan_range else "outside"
-    tay_verdict = "past" if verdicts.past_tay else "within" if layers >= TAY_LAYERS[0] else "before"
+    tay_verdict = "past" if verdicts.past_tay else "within" if depth >= TAY_LAYERS[0] else "before"
     return row(
         *_shape_size_cells(model_shape),
         kaplan_verdict,
@@ -217,10 +217,10 @@ def _proportions_data(shape_study: ShapeStudy) -> dict[str, Any]:
 def _literature_data(shape_study: ShapeStudy) -> list[dict[str, Any]]:
     findings_data: list[dict[str, Any]] = [asdict(study_finding) for study_finding in FINDINGS]
     if shape_study.scaled_target is not None:
-        hidden_size, layers, aspect_ratio = shape_study.scaled_target
+        hidden_size, depth, aspect_ratio = shape_study.scaled_target
         findings_data[-1]["scaled_from_target"] = {
             "hidden_size": hidden_size,
-            "num_hidden_layers": layers,
+            "num_hidden_layers": depth,
             "compute_ratio": aspect_ratio,
         }
     return findings_data
@@ -307,8 +307,8 @@ def _active_parameters(shape_study: ShapeStudy) -> list[int]:
     target_params = [shape.active for shape in shape_study.shapes if shape.is_target]
     if target_params or not shape_study.shapes[0].stack.mixture_of_experts:
         return target_params or [shape_study.budget.value]
-    shapes = shape_study.shapes
-    return sorted({min(shape.active for shape in shapes), max(shape.active for shape in shapes)})
+    model_shapes = shape_study.shapes
+    return sorted({min(shape.active for shape in model_shapes), max(shape.active for shape in model_shapes)})
 
 
 def _source_notes(shape_study: ShapeStudy, preset: Preset) -> Sequence[str]:
@@ -319,14 +319,14 @@ def _source_notes(shape_study: ShapeStudy, preset: Preset) -> Sequence[str]:
         notes.append("the studies are of dense models, and this one is a mixture of experts")
     if shape_study.budget.kind == "parameters":
         tokens_text = " to ".join(
-            units.count(TOKENS_PER_PARAMETER * parameters) for parameters in _active_parameters(shape_study)
+            units.count(TOKENS_PER_PARAMETER * active_params) for active_params in _active_parameters(shape_study)
         )
         notes.append(f"{TOKENS_PER_PARAMETER} tokens per parameter are {tokens_text} tokens here")
     if shape_study.scaled_target is not None:
-        hidden_size, layers, aspect_ratio = shape_study.scaled_target
+        hidden_size, depth, aspect_ratio = shape_study.scaled_target
         notes.append(
             f"from {preset.display} at {aspect_ratio:.3g} times its compute, C^0.34 and C^0.12 give h = "
-            f"{hidden_size:,.0f}, L = {layers:.0f}. The exponents are that preprint's, the constant is the model's; "
+            f"{hidden_size:,.0f}, L = {depth:.0f}. The exponents are that preprint's, the constant is the model's; "
             "L·h² then grows as C^0.80, unlike Chinchilla's N in proportion to C^0.5"
         )
     return notes

@@ -10,7 +10,7 @@ from ..components.base import Component, Part, TokenMixer
 from ..components.layers.block import Layer
 from ..model import ModelSpec
 from ..sources.preset import Preset
-from ..studies.distinct_layers import distinct_blocks
+from ..studies.distinct_layers import distinct_layers
 
 
 def headline(spec: ModelSpec) -> str:
@@ -19,13 +19,13 @@ def headline(spec: ModelSpec) -> str:
     if draft_heads is not None:
         return f"{spec.kind}, {draft_heads.describe()}, hidden {spec.hidden_size}"
     depth_text = " + ".join(str(stack.num_hidden_layers) for _, stack in spec.stacks())
-    layer_specs = distinct_blocks(spec)
+    layer_specs = distinct_layers(spec)
     summary_parts = [spec.kind, f"{depth_text} layer{'s' * (depth_text != '1')}", f"hidden {spec.hidden_size}"]
     # those beside the others after the others
     ffn_texts = zip_longest(*(layer_spec.networks() for layer_spec in layer_specs))
     for model_parts in ([layer_block.attention for layer_block in layer_specs], *ffn_texts):
-        phrases = unique_texts(describe_part(model_part, spec.hidden_size) for model_part in model_parts)
-        summary_parts += _merge_texts(phrases)
+        part_texts = unique_texts(describe_part(model_part, spec.hidden_size) for model_part in model_parts)
+        summary_parts += _merge_texts(part_texts)
     summary_parts += unique_texts(norm_style(layer_block) for layer_block in layer_specs)
     summary_parts += unique_texts(position_encodings(spec))
     return ", ".join(summary_parts)
@@ -48,8 +48,8 @@ def _merge_texts(phrases: list[str]) -> list[str]:
         for longer_phrase in phrases
     }
     return [
-        f"{longer_phrase} with and without {additions[0]}" if len(additions) == 1 else longer_phrase
-        for longer_phrase, additions in additions_by_phrase.items()
+        f"{longer_phrase} with and without {added_texts[0]}" if len(added_texts) == 1 else longer_phrase
+        for longer_phrase, added_texts in additions_by_phrase.items()
         if longer_phrase not in added_phrases or len(added_phrases) > 1
     ]
 
@@ -87,8 +87,8 @@ def position_encodings(spec: ModelSpec) -> list[str]:
             encoding_names.append(stack.position.describe(spec.hidden_size))
         if stack.relative_bias is not None:
             encoding_names.append("relative bias")
-    for block in distinct_blocks(spec):
-        attention = block.attention
+    for layer in distinct_layers(spec):
+        attention = layer.attention
         score_position_encoding = attention.score_position_encoding() if isinstance(attention, TokenMixer) else None
         encoding_names.append("" if score_position_encoding is None else score_position_encoding.label)
     return unique_texts(encoding_names) or ["no positions"]

@@ -81,7 +81,7 @@ def duration_unit(seconds: float) -> str:
 
 
 def range_unit(low_seconds: float, seconds: float) -> str:
-    """Returns the unit for a range: that of `seconds`, or a smaller unit if the low end would be below 1."""
+    """Returns the unit of a range of seconds: the likely value's unit, or a smaller one if the low end is below 1."""
     time_unit = duration_unit(seconds)
     return {"h": "min", "min": "s"}.get(time_unit, time_unit) if low_seconds < SECONDS_BY_UNIT[time_unit] else time_unit
 
@@ -136,17 +136,21 @@ DECODING_COLUMNS = (
 def test_errors_text(seconds_range: TimeRange, title: str) -> str:
     """Returns text on the tests of this kind of estimate: the measured rows and their errors, or that few exist."""
     tested_class = seconds_range.tested_class
-    if seconds_range.has_few_rows:
+    if seconds_range.has_few_test_rows:
         return f"{title} on this device has too few measured rows for a range of its own: the range is the widest"
     if tested_class is None:
         untested_text = f"with {seconds_range.untested_reason}" if seconds_range.untested_reason else "on this device"
         return f"{title} {untested_text} was never tested: the range is the widest"
-    median_text, p90_text = (units.percent(error, 0) for error in (tested_class.median_error, tested_class.p90_error))
-    share = tested_class.left_out
+    median_text, p90_text = (
+        units.percent(relative_error, 0) for relative_error in (tested_class.median_error, tested_class.p90_error)
+    )
+    left_out_share = tested_class.left_out
+    share_text = (
+        "" if left_out_share is None else f"; {units.percent(left_out_share, 0)} of their runs were in such a range"
+    )
     return (
         f"{tested_class.words} ({title}): {counted_noun(tested_class.rows, 'measured row')}; sources never seen before "
-        f"were {median_text} off by median, one in ten by more than {p90_text}"
-        f"{'' if share is None else f'; {units.percent(share, 0)} of their runs were in such a range'}"
+        f"were {median_text} off by median, one in ten by more than {p90_text}{share_text}"
     )
 
 
@@ -161,25 +165,29 @@ NOTED_HOST_WAIT_SHARE = 0.2
 
 def _host_notes(timed_run: TimedRun) -> list[str]:
     """Returns a note on the host's speed if a training step waits for the host during much of its time."""
-    stack = timed_run.stack
+    software_stack = timed_run.stack
     tested_class = timed_run.time_range.tested_class
     if tested_class is not None and tested_class.eager:
         return []
-    if stack.on_fastest_host is None or timed_run.host_wait_seconds < NOTED_HOST_WAIT_SHARE * timed_run.seconds:
+    if (
+        software_stack.on_fastest_host is None
+        or timed_run.host_wait_seconds < NOTED_HOST_WAIT_SHARE * timed_run.seconds
+    ):
         return []
     host_launch = timed_run.device.generation.host_launch
-    kernel_seconds = 1e6 * stack.host_seconds_per_kernel * host_launch
+    kernel_seconds = 1e6 * software_stack.host_seconds_per_kernel * host_launch
     host_wait_percent = units.percent(timed_run.host_wait_seconds / timed_run.seconds, 0)
     step_plan = timed_run.step_plan
-    is_divided = step_plan is not None and step_plan.tp > 1 and bool(stack.host_seconds_per_dtensor_operation)
+    is_divided = step_plan is not None and step_plan.tp > 1 and bool(software_stack.host_seconds_per_dtensor_operation)
     has_short_batches = step_plan is not None and bool(step_plan.micro_batches > 1)
     dtensor_text = (
-        f" ({1e6 * stack.host_seconds_per_dtensor_operation * host_launch:.0f} on a DTensor, none with --compile)"
+        f" ({1e6 * software_stack.host_seconds_per_dtensor_operation * host_launch:.0f} on a "
+        f"DTensor, none with --compile)"
     )
     return [
         f"{host_wait_percent} waits for the host at {kernel_seconds:.0f} µs an operation"
         f"{dtensor_text if is_divided else ''}; the low end has the fastest measured host, "
-        f"{kernel_seconds * stack.fastest_host_share:.0f} µs"
+        f"{kernel_seconds * software_stack.fastest_host_share:.0f} µs"
         f"{'; longer micro-batches (--batch) wait less' * has_short_batches}"
     ]
 
@@ -319,11 +327,11 @@ def report(
 def _answer_text(timed_run: TimedRun, is_measured: bool) -> str:
     """Returns the time of a pass as text; for a run that does not fit, with layers on the host or with more memory."""
     subject, seconds_with_host = SUBJECT_BY_PHASE[timed_run.phase], timed_run.seconds_with_host
-    short_run = timed_run.short_context_run
-    if timed_run.fits and short_run is not None and not is_measured:
-        short_text = f"{range_text(short_run.time_range)} ({short_run.tokens_per_second:,.0f} tokens/s)"
+    short_context_run = timed_run.short_context_run
+    if timed_run.fits and short_context_run is not None and not is_measured:
+        short_text = f"{range_text(short_context_run.time_range)} ({short_context_run.tokens_per_second:,.0f} tokens/s)"
         long_text = f"{tpot_text(timed_run)} after {timed_run.context:,}"
-        return f"{subject} takes {short_text} after {short_run.context:,} tokens; {long_text}"
+        return f"{subject} takes {short_text} after {short_context_run.context:,} tokens; {long_text}"
     if timed_run.fits or is_measured:
         return f"{subject} takes {range_text(timed_run.time_range)}"
     if seconds_with_host is not None:
@@ -342,11 +350,11 @@ def _run_text(timed_run: TimedRun) -> str:
         + (f" after {timed_run.context:,}" if timed_run.context else ""),
         "decode": f"decoding of {sequences_text} after {counted_noun(timed_run.context, 'token')}",
     }[timed_run.phase]
-    layout = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
+    layout_text = "" if timed_run.devices == 1 else f", {layout_cell(timed_run.layout)}"
     if timed_run.step_plan is not None and timed_run.step_plan.micro_batch > 1:
-        layout += f", micro-batches of {counted_noun(int(timed_run.step_plan.micro_batch), 'sequence')}"
+        layout_text += f", micro-batches of {counted_noun(int(timed_run.step_plan.micro_batch), 'sequence')}"
     device_text = device_phrase(timed_run.devices, timed_run.hardware.title)
-    return f"{work_text} on {device_text}{layout}{_formats_text(timed_run)}"
+    return f"{work_text} on {device_text}{layout_text}{_formats_text(timed_run)}"
 
 
 def _formats_text(timed_run: TimedRun) -> str:
@@ -366,7 +374,9 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
     """Returns table rows with the terms of a run's time, and with the percentage of each bound, such as compute."""
     run_time_unit = duration_unit(timed_run.seconds)
     time_parts = [
-        (name, seconds) for name, seconds in timed_run.seconds_by_part.items() if seconds or name in ("work", "kernels")
+        (shown_part_name, seconds)
+        for shown_part_name, seconds in timed_run.seconds_by_part.items()
+        if seconds or shown_part_name in ("work", "kernels")
     ]
     seconds_by_bound = sorted(timed_run.seconds_by_bound.items(), key=lambda bound_and_seconds: -bound_and_seconds[1])
     table_rows: list[Row] = []
@@ -388,26 +398,28 @@ def _time_part_rows(timed_run: TimedRun) -> list[Row]:
 
 
 def _node_row(node: TimedNode, total_seconds: float) -> Row:
-    seconds = DisplayedValue(node.seconds, duration_text(node.seconds, digit_count=3))
-    return row(node.path, node.kind, seconds, node.seconds / total_seconds, BOUND_NAMES[node.bound], node.bound_share)
+    seconds_cell = DisplayedValue(node.seconds, duration_text(node.seconds, digit_count=3))
+    return row(
+        node.path, node.kind, seconds_cell, node.seconds / total_seconds, BOUND_NAMES[node.bound], node.bound_share
+    )
 
 
 def _measured_notes(timed_run: TimedRun, measured_run: tuple[float, list[str]] | None) -> list[str]:
     if measured_run is None:
         return []
-    seconds, explanation_lines = measured_run
-    is_in_range = timed_run.time_range.low <= seconds <= timed_run.time_range.high
+    measured_seconds, explanation_lines = measured_run
+    is_in_range = timed_run.time_range.low <= measured_seconds <= timed_run.time_range.high
     relation_text = "inside" if is_in_range else "outside"
     return [
-        f"measured {duration_text(seconds, digit_count=3)}, {relation_text} the range: "
-        f"{'; '.join([_rates_text(timed_run, seconds), *explanation_lines])}"
+        f"measured {duration_text(measured_seconds, digit_count=3)}, {relation_text} the range: "
+        f"{'; '.join([_rates_text(timed_run, measured_seconds), *explanation_lines])}"
     ]
 
 
 def _rates_text(timed_run: TimedRun, seconds: float) -> str:
     """Returns tokens/s, MFU and HFU of a run that takes the given seconds as text."""
-    token_rate, devices = timed_run.tokens / seconds, timed_run.devices
-    device_rate_text = f" ({token_rate / devices:,.0f} a device)" if devices > 1 else ""
+    token_rate, device_count = timed_run.tokens / seconds, timed_run.devices
+    device_rate_text = f" ({token_rate / device_count:,.0f} a device)" if device_count > 1 else ""
     rate_text = f"{token_rate:,.0f} tokens/s{device_rate_text}"
     if timed_run.phase == "decode":
         return rate_text
@@ -427,8 +439,8 @@ def _size_note(timed_run: TimedRun, is_measured: bool) -> str:
     if timed_run.phase != "training":
         contents_text = "weights, cache and buffers" if timed_run.includes_buffers else "weights and cache"
         is_computer = timed_run.hardware.unified_memory  # several are seldom joined
-        advice = "llmcalc fit tries changes that need less" if is_computer else "--devices N divides them"
-        size_note = f"{contents_text} {sizes_text}: they do not fit; {advice}"
+        advice_text = "llmcalc fit tries changes that need less" if is_computer else "--devices N divides them"
+        size_note = f"{contents_text} {sizes_text}: they do not fit; {advice_text}"
         if timed_run.leaves_layers_on_host:
             size_note = (
                 f"{contents_text} {sizes_text}: layers that do not fit run on the host; the table has all layers on "
@@ -459,12 +471,12 @@ def _size_note(timed_run: TimedRun, is_measured: bool) -> str:
 
 
 def _time_notes(timed_run: TimedRun, is_measured: bool) -> list[str]:
-    conditions = ["the estimate"] if is_measured else []
+    condition_texts = ["the estimate"] if is_measured else []
     if not timed_run.fits:
-        conditions.append(
+        condition_texts.append(
             "with all layers on the accelerator" if timed_run.leaves_layers_on_host else "with enough memory"
         )
-    condition_text = f"{', '.join(conditions)}: " if conditions else ""
+    condition_text = f"{', '.join(condition_texts)}: " if condition_texts else ""
     rate_notes = [f"{condition_text}{_rates_text(timed_run, timed_run.seconds)}"]
     rule_texts = [
         f"{rule_name} at 45 % MFU: {duration_text(rule_seconds)}"
@@ -516,25 +528,26 @@ def _time_data(
         "mfu": {pairs_convention: timed_run.utilization(pairs_convention) for pairs_convention in ("causal", "full")},
         "hfu": timed_run.hardware_utilization,
         "parts": timed_run.seconds_by_part,
-        "bounds": {bound: timed_run.seconds_by_bound[bound] for bound in BOUNDS},
+        "bounds": {time_bound: timed_run.seconds_by_bound[time_bound] for time_bound in BOUNDS},
         "nodes": [node_data(timed_node, timed_run.seconds) for timed_node in timed_nodes],
         "rules": timed_run.seconds_by_rule,
         "not_counted": list(timed_run.uncounted_effects),
     }
-    short_run = timed_run.short_context_run
-    if short_run is not None:
-        json_document["short_context"] = {"context": short_run.context, **decoding_data(short_run)}
+    short_context_run = timed_run.short_context_run
+    if short_context_run is not None:
+        json_document["short_context"] = {"context": short_context_run.context, **decoding_data(short_context_run)}
     if measured_run is not None:
-        seconds, explanation_lines = measured_run
-        is_in_range = bool(timed_run.time_range.low <= seconds <= timed_run.time_range.high)
+        measured_seconds, explanation_lines = measured_run
+        is_in_range = bool(timed_run.time_range.low <= measured_seconds <= timed_run.time_range.high)
         mfu_by_convention = json_document["mfu"].items()
         json_document["measured"] = {
-            "seconds": seconds,
+            "seconds": measured_seconds,
             "inside": is_in_range,
             "lines": explanation_lines,
-            "tokens_per_second": timed_run.tokens / seconds,
+            "tokens_per_second": timed_run.tokens / measured_seconds,
             "mfu": {
-                convention: utilization * timed_run.seconds / seconds for convention, utilization in mfu_by_convention
+                convention: utilization * timed_run.seconds / measured_seconds
+                for convention, utilization in mfu_by_convention
             },
         }
     return json_document

@@ -20,23 +20,36 @@ COLUMNS = (
 )
 
 
-def report(preset: Preset, formulas: Sequence[TimeFormula], sizes: dict[str, Any]) -> Report:
-    """Returns the report of a node's time formulas. sizes: phase, sequences and tokens of the evaluation."""
+def report(preset: Preset, time_formulas: Sequence[TimeFormula], run_sizes: dict[str, Any]) -> Report:
+    """Returns the report of a node's time formulas. run_sizes: phase, sequences and tokens of the evaluation."""
     json_document = {
         "model": model_data(preset),
-        "node": sizes["node"],
-        "setting": {symbol_name: symbol_value for symbol_name, symbol_value in sizes.items() if symbol_name != "node"},
-        "formulas": [_formula_record(formula) for formula in formulas],
-        "symbols": {name: {"field": SYMBOL_MEANINGS[name], "value": None} for name in _used_symbols(formulas)},
+        "node": run_sizes["node"],
+        "setting": {
+            symbol_name: symbol_value for symbol_name, symbol_value in run_sizes.items() if symbol_name != "node"
+        },
+        "formulas": [_formula_record(time_formula) for time_formula in time_formulas],
+        "symbols": {
+            used_symbol: {"field": SYMBOL_MEANINGS[used_symbol], "value": None}
+            for used_symbol in _used_symbols(time_formulas)
+        },
     }
-    total_seconds = sum(formula.seconds * formula.repeat_count for formula in formulas)
-    run_title = f"{sizes['phase']} of {sizes['batch']} x {sizes['seq']:,} tokens on one {sizes['hardware']}"
-    legend = "; ".join(f"{symbol_name}: {SYMBOL_MEANINGS[symbol_name]}" for symbol_name in _used_symbols(formulas))
+    total_seconds = sum(time_formula.seconds * time_formula.repeat_count for time_formula in time_formulas)
+    run_title = (
+        f"{run_sizes['phase']} of {run_sizes['batch']} x {run_sizes['seq']:,} tokens on one {run_sizes['hardware']}"
+    )
+    legend_text = "; ".join(
+        f"{symbol_name}: {SYMBOL_MEANINGS[symbol_name]}" for symbol_name in _used_symbols(time_formulas)
+    )
     notes = without_repetitions(
-        [legend, *(f"source: {formula.source}" for formula in formulas if formula.source), "in 16 bits; no messages"]
+        [
+            legend_text,
+            *(f"source: {time_formula.source}" for time_formula in time_formulas if time_formula.source),
+            "in 16 bits; no messages",
+        ]
     )
     answer_text = f"{duration_text(total_seconds)} of kernels"
-    table_rows = [_formula_row(formula) for formula in formulas]
+    table_rows = [_formula_row(time_formula) for time_formula in time_formulas]
     table = Table(preset.display, COLUMNS, table_rows, f"{run_title}; {headline(preset.model)}", notes, answer_text)
     return Report(json_document, [table]).with_target(preset.target)
 
@@ -46,31 +59,35 @@ def _used_symbols(time_formulas: Sequence[TimeFormula]) -> list[str]:
     formula_words = {
         word for formula in time_formulas for word in formula.symbolic_text.replace("(", " ").replace(")", " ").split()
     }
-    return [name for name in SYMBOL_MEANINGS if name in {formula_word.rstrip(",") for formula_word in formula_words}]
+    return [
+        symbol_name
+        for symbol_name in SYMBOL_MEANINGS
+        if symbol_name in {formula_word.rstrip(",") for formula_word in formula_words}
+    ]
 
 
-def _formula_row(formula: TimeFormula) -> Row:
-    kernel_text = f"{formula.kernel}, backward" if formula.backward else formula.kernel
-    formula_text = f"{formula.symbolic_text} = {formula.substituted_text}"
+def _formula_row(time_formula: TimeFormula) -> Row:
+    kernel_text = f"{time_formula.kernel}, backward" if time_formula.backward else time_formula.kernel
+    formula_text = f"{time_formula.symbolic_text} = {time_formula.substituted_text}"
     return row(
-        f"{formula.path}: {kernel_text}",
+        f"{time_formula.path}: {kernel_text}",
         formula_text,
-        DisplayedValue(formula.seconds, duration_text(formula.seconds)),
-        formula.repeat_count,
+        DisplayedValue(time_formula.seconds, duration_text(time_formula.seconds)),
+        time_formula.repeat_count,
     )
 
 
-def _formula_record(formula: TimeFormula) -> dict[str, Any]:
+def _formula_record(time_formula: TimeFormula) -> dict[str, Any]:
     return {
-        "node": formula.path,
-        "path": formula.path,
+        "node": time_formula.path,
+        "path": time_formula.path,
         "quantity": "time",
-        "kernel": formula.kernel,
-        "backward": formula.backward,
-        "symbolic": formula.symbolic_text,
-        "substituted": formula.substituted_text,
-        "value": formula.seconds,
+        "kernel": time_formula.kernel,
+        "backward": time_formula.backward,
+        "symbolic": time_formula.symbolic_text,
+        "substituted": time_formula.substituted_text,
+        "value": time_formula.seconds,
         "unit": "s",
-        "repeat": formula.repeat_count,
-        "source": formula.source,
+        "repeat": time_formula.repeat_count,
+        "source": time_formula.source,
     }

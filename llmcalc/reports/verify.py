@@ -59,14 +59,14 @@ def _untested_warnings(model_verdicts: list[Verdict]) -> list[str]:
             targets_by_part.setdefault(str(untested_part), []).append(model_verdict.target)
     has_several_models = len(model_verdicts) > 1
     untested_texts = [
-        f"{part_name} ({counted_noun(len(targets), 'model')})" if has_several_models else part_name
-        for part_name, targets in targets_by_part.items()
+        f"{part_name} ({counted_noun(len(model_targets), 'model')})" if has_several_models else part_name
+        for part_name, model_targets in targets_by_part.items()
     ]
     return [f"untested: {', '.join(untested_texts)}: no measurement of its memory is stated"] if untested_texts else []
 
 
 def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> Table:
-    checked_quantities = {_quantity_group(comparison) for verdict in model_verdicts for comparison in verdict.checks}
+    checked_quantities = {_quantity_group(check) for verdict in model_verdicts for check in verdict.checks}
     compared_quantities = [
         quantity
         for quantity in (*QUANTITIES, MEMORY_PREFIX, LOSS_QUANTITY)
@@ -97,8 +97,10 @@ def _summary_table(model_verdicts: list[Verdict], skipped_models: dict[str, str]
         for model_name in skipped_models
     ]
     notes = _verify_notes(model_verdicts, skipped_models)
-    columns = table_columns[:column_count]
-    return Table("", columns, [Row(table_row[:column_count]) for table_row in table_rows], notes=notes, name="checks")
+    shown_columns = table_columns[:column_count]
+    return Table(
+        "", shown_columns, [Row(table_row[:column_count]) for table_row in table_rows], notes=notes, name="checks"
+    )
 
 
 def _speed_text(measured_speed: dict[str, Any]) -> str:
@@ -117,9 +119,9 @@ def _speed_text(measured_speed: dict[str, Any]) -> str:
     )
 
 
-def _quantity_group(comparison: Check) -> str:
+def _quantity_group(check: Check) -> str:
     """Returns the quantity in whose column a check is reported; all checks of memory share one column."""
-    return MEMORY_PREFIX if comparison.quantity.startswith(MEMORY_PREFIX) else comparison.quantity
+    return MEMORY_PREFIX if check.quantity.startswith(MEMORY_PREFIX) else check.quantity
 
 
 def _verdict_sign(model_verdict: Verdict, quantity: str) -> str | None:
@@ -128,15 +130,15 @@ def _verdict_sign(model_verdict: Verdict, quantity: str) -> str | None:
     `=`: every node agrees. `±`: one differs as explained. `≈`: all are within bounds. `≠ 3`: three nodes differ.
     None if nothing was compared.
     """
-    comparisons = [comparison for comparison in model_verdict.checks if _quantity_group(comparison) == quantity]
-    failed_count = sum(not comparison.ok for comparison in comparisons)
-    if any(comparison.known_difference for comparison in comparisons):
+    checks = [check for check in model_verdict.checks if _quantity_group(check) == quantity]
+    failed_count = sum(not check.ok for check in checks)
+    if any(check.known_difference for check in checks):
         agreement_sign = "±"
-    elif any(comparison.tolerance for comparison in comparisons):
+    elif any(check.tolerance for check in checks):
         agreement_sign = "≈"
     else:
         agreement_sign = "="
-    return None if not comparisons else f"≠ {failed_count}" if failed_count else agreement_sign
+    return None if not checks else f"≠ {failed_count}" if failed_count else agreement_sign
 
 
 def _verify_notes(model_verdicts: list[Verdict], skipped_models: dict[str, str]) -> list[str]:
@@ -169,11 +171,9 @@ def _count_notes(model_verdicts: list[Verdict], skipped_models: dict[str, str]) 
 def _sign_legend(model_verdicts: list[Verdict]) -> str:
     """Returns the meaning of the signs that occur in the table."""
     legend_texts = ["=: all checks pass"]
-    if any(
-        verdict.ok and any(comparison.known_difference for comparison in verdict.checks) for verdict in model_verdicts
-    ):
+    if any(verdict.ok and any(check.known_difference for check in verdict.checks) for verdict in model_verdicts):
         legend_texts.append("±: they differ, explained above")
-    inexact_checks = [comparison for verdict in model_verdicts for comparison in verdict.checks if comparison.tolerance]
+    inexact_checks = [check for verdict in model_verdicts for check in verdict.checks if check.tolerance]
     if inexact_checks:
         legend_texts.append(f"≈: {_tolerances_text(inexact_checks)}")
     if not all(model_verdict.ok for model_verdict in model_verdicts):
@@ -214,7 +214,9 @@ def _skipped_notes(skipped_models: dict[str, str]) -> list[str]:
     models_by_reason: dict[str, list[str]] = {}
     for model_name, skip_reason in skipped_models.items():
         models_by_reason.setdefault(skip_reason, []).append(model_name)
-    return [f"skipped, {skip_reason}: {', '.join(models)}" for skip_reason, models in models_by_reason.items()]
+    return [
+        f"skipped, {skip_reason}: {', '.join(model_names)}" for skip_reason, model_names in models_by_reason.items()
+    ]
 
 
 def _explained_differences(model_verdicts: list[Verdict]) -> list[str]:
@@ -227,12 +229,12 @@ def _explained_differences(model_verdicts: list[Verdict]) -> list[str]:
     ]
 
 
-def _tolerances_text(comparisons: list[Check]) -> str:
+def _tolerances_text(checks: list[Check]) -> str:
     """Returns the relative tolerance of each quantity's comparison as text."""
     names_by_tolerance: dict[float, dict[str, None]] = {}
-    for comparison in comparisons:
-        quantity_name = comparison.quantity.rpartition("_bytes")[0].rpartition("_")[2] or comparison.quantity
-        names_by_tolerance.setdefault(comparison.tolerance, {})[quantity_name] = None
+    for check in checks:
+        quantity_name = check.quantity.rpartition("_bytes")[0].rpartition("_")[2] or check.quantity
+        names_by_tolerance.setdefault(check.tolerance, {})[quantity_name] = None
     return ", ".join(
         f"within {units.percent(tolerance, 1 if tolerance > 1e-4 else 3)} ({', '.join(quantity_names)})"
         for tolerance, quantity_names in sorted(names_by_tolerance.items())
@@ -244,7 +246,11 @@ def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
     compared_memory = [
         (verdict.target, verdict.info["memory"]) for verdict in model_verdicts if "memory" in verdict.info
     ]
-    notes = [f"memory of {name}: {', '.join(info['runs'])}" for name, info in compared_memory if info["runs"]]
+    notes = [
+        f"memory of {verdict_target}: {', '.join(memory_record['runs'])}"
+        for verdict_target, memory_record in compared_memory
+        if memory_record["runs"]
+    ]
     if len(notes) > 1:
         notes = [f"memory of {counted_noun(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
     for model_name, memory_info in compared_memory:
@@ -252,8 +258,8 @@ def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
         for phase, skip_reason in memory_info["left_out"].items():
             phases_by_reason.setdefault(skip_reason, []).append(phase)
         notes += [
-            f"{model_name}: memory of {', '.join(phases)} not compared: {skip_reason}"
-            for skip_reason, phases in phases_by_reason.items()
+            f"{model_name}: memory of {', '.join(left_out_phases)} not compared: {skip_reason}"
+            for skip_reason, left_out_phases in phases_by_reason.items()
         ]
     return notes
 
@@ -261,20 +267,27 @@ def _memory_note(model_verdicts: list[Verdict]) -> list[str]:
 def _distributed_note(model_verdicts: list[Verdict]) -> list[str]:
     """Returns a note on the distributed processes, and on the bytes that were not compared."""
     run_info = model_verdicts[0].info
-    layout = run_info["layout"]
+    group_sizes = run_info["layout"]
     degree_titles = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
-    degree_titles["dp"] = "shards" if layout["zero"] == 3 else "replicas"
+    degree_titles["dp"] = "shards" if group_sizes["zero"] == 3 else "replicas"
     scratch_sizes = sorted(
         {kernel_and_bytes for verdict in model_verdicts for kernel_and_bytes in verdict.info["scratch_bytes"].items()}
     )
-    layout_text = ", ".join(f"{layout[name]} {title}" for name, title in degree_titles.items() if layout[name] > 1)
+    scratch_text = ", ".join(
+        f"{kernel_name} {units.memory(scratch_bytes)}" for kernel_name, scratch_bytes in scratch_sizes
+    )
+    layout_text = ", ".join(
+        f"{group_sizes[degree_name]} {degree_title}"
+        for degree_name, degree_title in degree_titles.items()
+        if group_sizes[degree_name] > 1
+    )
     return [
-        f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({layout_text}): two steps "
-        f"with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of {run_info['batch']} × "
+        f"against {group_sizes['world']} gloo processes that run llmcalc's PyTorch reference ({layout_text}): "
+        f"two steps with AdamW in {run_info['dtype']}, {run_info['microbatches']} micro-batches of "
+        f"{run_info['batch']} × "
         f"{run_info['seq']} tokens per replica; loss: against one process",
         f"not compared: {'; '.join(run_info['not_counted'])}; scratch that kernels free before they return, the "
-        "largest block of each: "
-        f"{', '.join(f'{kernel} {units.memory(scratch_bytes)}' for kernel, scratch_bytes in scratch_sizes) or 'none'}",
+        f"largest block of each: {scratch_text or 'none'}",
     ]
 
 
@@ -284,9 +297,9 @@ def _coverage_note(model_verdicts: list[Verdict]) -> str:
     direct_count = sum(len(coverage.compared_alone) for _, coverage in covered_models)
     summed_count = sum(len(coverage.compared_in_sums) for _, coverage in covered_models)
     missing_paths = [
-        path if len(model_verdicts) == 1 else f"{model_verdict.target} {path}"
+        totaled_path if len(model_verdicts) == 1 else f"{model_verdict.target} {totaled_path}"
         for model_verdict, coverage in covered_models
-        for path in coverage.compared_in_totals
+        for totaled_path in coverage.compared_in_totals
     ]
     ellipsis_text = ", … (--format json lists all)" if len(missing_paths) > MAX_MISSING else ""
     return (
@@ -302,14 +315,14 @@ def _coverage_note(model_verdicts: list[Verdict]) -> str:
     )
 
 
-def _node_path_or_peak_moment(comparison: Check) -> str:
+def _node_path_or_peak_moment(check: Check) -> str:
     """Returns where a check failed: the node's path, or for memory the moment, such as `training: backward peak`."""
-    peak_moment = comparison.quantity.removeprefix(MEMORY_PREFIX).removesuffix("_bytes").replace("_", " ")
-    if not comparison.node:
+    peak_moment = check.quantity.removeprefix(MEMORY_PREFIX).removesuffix("_bytes").replace("_", " ")
+    if not check.node:
         return peak_moment
-    if comparison.quantity.startswith(MEMORY_PREFIX):
-        return f"{comparison.location}: {peak_moment}"
-    return comparison.location
+    if check.quantity.startswith(MEMORY_PREFIX):
+        return f"{check.location}: {peak_moment}"
+    return check.location
 
 
 def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
@@ -323,20 +336,20 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
     )
     for model_verdict in model_verdicts:
         for quantity, quantity_group in groupby(model_verdict.failures, key=_quantity_group):
-            comparisons = list(quantity_group)
-            listed_checks, free_lines = (comparisons[:free_lines], free_lines - len(comparisons[:free_lines]))
+            checks = list(quantity_group)
+            listed_checks, free_lines = (checks[:free_lines], free_lines - len(checks[:free_lines]))
             table_rows = [
                 row(
-                    _node_path_or_peak_moment(comparison),
-                    comparison.closed_form,
-                    "none" if comparison.measured_value is None else comparison.measured_value,
-                    comparison.explanation(model_verdict.sizes),
+                    _node_path_or_peak_moment(check),
+                    check.closed_form,
+                    "none" if check.measured_value is None else check.measured_value,
+                    check.explanation(model_verdict.sizes),
                 )
-                for comparison in listed_checks
+                for check in listed_checks
             ]
             notes = []
-            if len(listed_checks) < len(comparisons):
-                notes.append(f"{len(comparisons) - len(listed_checks):,} more (--format json lists all)")
+            if len(listed_checks) < len(checks):
+                notes.append(f"{len(checks) - len(listed_checks):,} more (--format json lists all)")
             yield Table(
                 model_verdict.target,
                 table_columns,
@@ -344,6 +357,6 @@ def _failure_tables(model_verdicts: list[Verdict]) -> Iterator[Table]:
                 name=quantity.strip("."),
                 target=model_verdict.target,
                 notes=notes,
-                answer=f"{counted_noun(len(comparisons), CHECK_NOUNS.get(quantity, 'node'))} differ"
-                f"{'s' * (len(comparisons) == 1)} in {QUANTITY_NAMES[quantity]}",
+                answer=f"{counted_noun(len(checks), CHECK_NOUNS.get(quantity, 'node'))} differ"
+                f"{'s' * (len(checks) == 1)} in {QUANTITY_NAMES[quantity]}",
             )

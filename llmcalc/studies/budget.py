@@ -64,9 +64,13 @@ def check_budget(budget: Budget, folder: Path) -> list[BudgetCheck]:
 
     Raises `InputError`, before it counts, for a target, an accelerator or a setting that does not exist.
     """
-    models = [(model_budget, _read_preset(model_budget, folder)) for model_budget in budget.model]
-    check_functions = [check for model_budget, preset in models for check in _prepare_checks(model_budget, preset)]
-    return [check() for check in check_functions]
+    budgets_and_presets = [(model_budget, _read_preset(model_budget, folder)) for model_budget in budget.model]
+    check_functions = [
+        check_function
+        for model_budget, preset in budgets_and_presets
+        for check_function in _prepare_checks(model_budget, preset)
+    ]
+    return [check_function() for check_function in check_functions]
 
 
 def _read_preset(model_budget: ModelBudget, folder: Path) -> Preset:
@@ -89,12 +93,14 @@ def _prepare_checks(model_budget: ModelBudget, preset: Preset) -> Iterator[Calla
     """Checks the settings of one model's bounds, and yields functions that each compute and check a value."""
     for bound_key, quantity_bound in model_budget.bounds.items():
         with _errors_naming_model(f"{model_budget.target}: {bound_key}"):
-            settings = _setting_values(bound_key, quantity_bound)
+            bound_settings = _setting_values(bound_key, quantity_bound)
             accelerators: list[Hardware | None] = [None]
             if isinstance(quantity_bound, FitsBound):
                 accelerators = [find_hardware(accelerator_name) for accelerator_name in quantity_bound.on]
         for hardware in accelerators:
-            yield partial(_check_bound, model_budget.target, preset, bound_key, quantity_bound, settings, hardware)
+            yield partial(
+                _check_bound, model_budget.target, preset, bound_key, quantity_bound, bound_settings, hardware
+            )
 
 
 def _setting_values(bound_key: str, bound: QuantityBound | FitsBound) -> dict[str, Any]:

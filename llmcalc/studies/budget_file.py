@@ -137,7 +137,8 @@ class ModelBudget(Record):
         for field_name in budget_table:
             _check_key(field_name, cls.keys)
         bounds_by_key = {
-            key: _parse_bound(key, value) if key in KIND_BY_QUANTITY else value for key, value in budget_table.items()
+            bound_key: _parse_bound(bound_key, bound_value) if bound_key in KIND_BY_QUANTITY else bound_value
+            for bound_key, bound_value in budget_table.items()
         }
         if "fits" in bounds_by_key:
             bounds_by_key["fits"] = _parse_fits(bounds_by_key["fits"])
@@ -148,7 +149,11 @@ class ModelBudget(Record):
     @property
     def bounds(self) -> dict[str, QuantityBound | FitsBound]:
         """The bounds of the model, by key, in the order of the keys."""
-        return {key: quantity_bound for key in self.keys if (quantity_bound := getattr(self, key)) is not None}
+        return {
+            bound_key: quantity_bound
+            for bound_key in self.keys
+            if (quantity_bound := getattr(self, bound_key)) is not None
+        }
 
 
 class Budget(Record):
@@ -173,8 +178,10 @@ def read_budget(budget_path: Path) -> Budget:
 
 
 def _check_key(field_name: str, known_keys: tuple[str, ...]) -> None:
-    """Raises `ValueError` for a key that a budget's model table does not have."""
-    settings_key = next((key for key in reversed(known_keys) if field_name in SETTINGS_BY_KEY[key]), None)
+    """Raises `ValueError` for an unknown key in a model's table of a budget."""
+    settings_key = next(
+        (bound_key for bound_key in reversed(known_keys) if field_name in SETTINGS_BY_KEY[bound_key]), None
+    )
     if settings_key is not None:
         raise ValueError(
             f"{field_name}: is a setting of a bound; expected it in one, such as {settings_key} = "
@@ -192,7 +199,9 @@ def _parse_bound(bound_key: str, bound_value: Any) -> dict[str, Any]:
     quantity_kind, budget_limits = KIND_BY_QUANTITY[bound_key], []
     bound_settings: dict[str, Any] = {}
     if isinstance(bound_value, dict):
-        bound_settings = {name: value for name, value in bound_value.items() if name not in ("max", "min")}
+        bound_settings = {
+            entry_key: entry_value for entry_key, entry_value in bound_value.items() if entry_key not in ("max", "min")
+        }
         _check_settings(bound_key, bound_settings, ("max", "min"))
         for setting_name, comparison_operator in (("max", "<="), ("min", ">=")):
             if setting_name in bound_value:
@@ -234,7 +243,7 @@ def _accelerator_names(names_value: Any) -> Any:
 
 
 def _check_settings(bound_key: str, bound_settings: Mapping[str, Any], other_keys: tuple[str, ...]) -> None:
-    """Raises `ValueError` for a setting that a key of the budget does not have."""
+    """Raises `ValueError` for a setting that does not apply to a key of the budget."""
     allowed_keys = sorted([*other_keys, *SETTINGS_BY_KEY[bound_key]])
     if SETTINGS_BY_KEY[bound_key] is RUN_SETTINGS:
         expected_text = f"{', '.join(other_keys)} or an option of llmcalc memory"

@@ -166,7 +166,7 @@ def quantities_of_model(
     """
     parameter_count, workload = params(spec) if parameter_count is None else parameter_count, Workload(batch=1, seq=seq)
     cache_size = None if spec.one_pass_model_name else kv(spec, seq=seq, format_name=dtype)
-    encoder = spec.encoder if spec.kind == "encoder-decoder" else None
+    encoder_stack = spec.encoder if spec.kind == "encoder-decoder" else None
     return ModelQuantities(
         spec=spec,
         seq=seq,
@@ -176,7 +176,7 @@ def quantities_of_model(
         vocab_size=spec.vocab_size,
         vocabulary_parameters=_vocabulary_params(parameter_count.tree),
         shape=stack_shape(spec.main, spec.hidden_size),
-        encoder=None if encoder is None else stack_shape(encoder, spec.hidden_size),
+        encoder=None if encoder_stack is None else stack_shape(encoder_stack, spec.hidden_size),
         forward_flops_per_token=flops(spec, workload).per_token,
         kv_bytes_per_token=None if cache_size is None else cache_size.bytes_per_token,
         kv_bytes=None if cache_size is None else cache_size.bytes,
@@ -197,8 +197,10 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
 
     Heads are those of the most frequent attention layer; in a stack without attention, those of another token mixer.
     """
-    layer_groups = [(name, block, count) for name, block, count, _ in stack.layer_groups() if count]
-    block = max(layer_groups, key=lambda layer_group: layer_group[2])[1]
+    layer_groups = [
+        (group_name, common_layer, count) for group_name, common_layer, count, _ in stack.layer_groups() if count
+    ]
+    common_layer = max(layer_groups, key=lambda layer_group: layer_group[2])[1]
     groups_with_heads = [
         (layer, head_sizes, layer_count)
         for _, layer, layer_count in layer_groups
@@ -210,22 +212,22 @@ def stack_shape(stack: Stack, hidden_size: int) -> StackShape:
         if isinstance(layer_group[0].attention, TokenMixer) and layer_group[0].attention.kind == "attention"
     ] or groups_with_heads
     _, head_sizes, _ = max(attention_groups, key=lambda group: group[2]) if attention_groups else (None, None, 0)
-    network = block.feed_forward
+    feed_forward = common_layer.feed_forward
     return StackShape(
         num_hidden_layers=stack.num_hidden_layers,
         layer_kinds={kind_name: layer_count for kind_name, _, layer_count in layer_groups},
-        block=block,
+        block=common_layer,
         hidden_size=hidden_size,
-        feed_forward_width=network.active_width() if isinstance(network, Network) else None,
-        mixture_of_experts=isinstance(network, Network) and network.is_mixture_of_experts,
+        feed_forward_width=feed_forward.active_width() if isinstance(feed_forward, Network) else None,
+        mixture_of_experts=isinstance(feed_forward, Network) and feed_forward.is_mixture_of_experts,
         num_attention_heads=None if head_sizes is None else head_sizes.heads,
         num_key_value_heads=None if head_sizes is None else head_sizes.kv_heads,
         head_dim=None if head_sizes is None else head_sizes.head_dim,
     )
 
 
-def _head_sizes(layer: Layer, input_width: int) -> HeadSizes | None:
-    return layer.attention.head_sizes(input_width) if isinstance(layer.attention, TokenMixer) else None
+def _head_sizes(layer_spec: Layer, input_width: int) -> HeadSizes | None:
+    return layer_spec.attention.head_sizes(input_width) if isinstance(layer_spec.attention, TokenMixer) else None
 
 
 def check_sort_key(sort_key: str | None) -> None:
@@ -246,5 +248,5 @@ def sort_order(compared_models: list[ModelQuantities], sort_key: str | None) -> 
     model_indices = list(range(len(compared_models)))
     if sort_key is None:
         return model_indices
-    sort_values = [SORT_KEYS[sort_key](model) for model in compared_models]
+    sort_values = [SORT_KEYS[sort_key](model_quantities) for model_quantities in compared_models]
     return sorted(model_indices, key=lambda i: (1, 0.0) if sort_values[i] is None else (0, sort_values[i]))

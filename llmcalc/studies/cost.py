@@ -79,12 +79,12 @@ it. The first and the HLAT figures are as listed in <https://glennklockwood.com/
 """
 
 
-def add_lost_time(training_seconds: RangedAmount, devices: int) -> RangedAmount:
-    """Adds restarts and other time outside of steps to the upper end of a training run's seconds.
+def add_lost_time(training_seconds: RangedAmount, device_count: int) -> RangedAmount:
+    """Returns a training run's seconds with restarts and other time outside of steps added to the upper end.
 
     Runs on the devices of one node keep their range: the published ones have hundreds of devices or more.
     """
-    if devices <= DEFAULT_DOMAIN_SIZE:
+    if device_count <= DEFAULT_DOMAIN_SIZE:
         return training_seconds
     return training_seconds._replace(high=training_seconds.high / LEAST_TIME_IN_STEPS)
 

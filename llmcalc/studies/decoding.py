@@ -85,9 +85,9 @@ def time_decoded_token(
         return None
     workload = model_memory.states.workload
     size_changes = {
-        name: size
-        for name, size in (("batch", users), ("seq", seq))
-        if size is not None and size != getattr(workload, name)
+        size_name: size_value
+        for size_name, size_value in (("batch", users), ("seq", seq))
+        if size_value is not None and size_value != getattr(workload, size_name)
     }
     try:
         batch_memory = model_memory.with_changes(**size_changes) if size_changes else model_memory

@@ -86,17 +86,20 @@ def diff(
         {} if preset is None else _quantities_of_model(preset, seq, cache_dtype)
         for preset in (earlier_preset, later_preset)
     )
-    quantities: list[QuantityChange] = []
+    quantity_changes: list[QuantityChange] = []
     for quantity_name, (_, quantity_unit) in {**new_figures, **old_figures}.items():
         (old_value, _), (new_value, _) = (
             model_figures.get(quantity_name, (None, quantity_unit)) for model_figures in (old_figures, new_figures)
         )
-        quantities.append(QuantityChange(quantity_name, old_value, new_value, quantity_unit))
-    fields = tuple(_changed_fields(earlier_preset, later_preset))
-    components = {
-        name: tuple(_changed_nodes(earlier_preset, later_preset, seq, cache_dtype, name)) for name in COMPARED_COSTS
+        quantity_changes.append(QuantityChange(quantity_name, old_value, new_value, quantity_unit))
+    changed_fields = tuple(_changed_fields(earlier_preset, later_preset))
+    changed_nodes_by_cost = {
+        cost_name: tuple(_changed_nodes(earlier_preset, later_preset, seq, cache_dtype, cost_name))
+        for cost_name in COMPARED_COSTS
     }
-    return ModelDifference(earlier_preset, later_preset, seq, cache_dtype, fields, tuple(quantities), components)
+    return ModelDifference(
+        earlier_preset, later_preset, seq, cache_dtype, changed_fields, tuple(quantity_changes), changed_nodes_by_cost
+    )
 
 
 def _quantities_of_model(preset: Preset, seq: int, dtype: str) -> dict[str, QuantityValue]:
@@ -168,10 +171,12 @@ def _with_default_head_sizes(description_fields: dict[str, Any]) -> dict[str, An
         attention_path, _, field_name = path.rpartition(".")
         if field_name != "num_attention_heads" or f"{attention_path}.head_dim" not in description_fields:
             continue
-        paths = (attention_path.rsplit(".", level_count)[0] for level_count in range(1, attention_path.count(".") + 1))
+        ancestor_paths = (
+            attention_path.rsplit(".", level_count)[0] for level_count in range(1, attention_path.count(".") + 1)
+        )
         head_widths = (
             description_fields[field_path]
-            for field_path in (*(f"{ancestor_path}.hidden_size" for ancestor_path in paths), "hidden_size")
+            for field_path in (*(f"{ancestor_path}.hidden_size" for ancestor_path in ancestor_paths), "hidden_size")
             if description_fields.get(field_path)
         )
         head_fields = {"num_key_value_heads": head_count, "head_dim": next(head_widths, 0) // head_count or None}
@@ -223,7 +228,7 @@ COMPARED_COSTS: dict[str, tuple[Callable[[str], Cost], QuantityUnit]] = {
 def _costs_by_path(
     model_tree: Node, cost_function: Cost, run_config: RunConfig, unit: QuantityUnit
 ) -> dict[str, Number]:
-    """Returns a quantity's sums by module path without layer indices; optional parts and zeros are left out."""
+    """Returns a quantity's sums by module path without layer indices, except zeros and sums of optional parts."""
     sums_by_path: dict[str, Number] = {}
     for node_position in model_tree.walk(run_config):
         if not node_position.optional_part and (
@@ -231,4 +236,7 @@ def _costs_by_path(
         ):
             node_path = LAYER_INDEX.sub("", node_position.path)
             sums_by_path[node_path] = sums_by_path.get(node_path, 0) + node_cost
-    return {path: bits_to_bytes(cost) if unit == "bytes" else cost for path, cost in sums_by_path.items()}
+    return {
+        module_path: bits_to_bytes(total_cost) if unit == "bytes" else total_cost
+        for module_path, total_cost in sums_by_path.items()
+    }

@@ -7,6 +7,6 @@ from ..components.layers.block import Layer
 from ..model import ModelSpec
 
 
-def distinct_blocks(spec: ModelSpec) -> list[Layer]:
+def distinct_layers(spec: ModelSpec) -> list[Layer]:
     """Returns each distinct layer of a model once, in execution order."""
     return [block for _, stack in spec.stacks() for _, block, count, _ in stack.layer_groups() if not is_zero(count)]

@@ -97,15 +97,17 @@ def fit(model_memory: Memory, hardware: Hardware, fit_with_engine: EngineFit = l
     fit_with_engine: the verdict on a changed run by an engine's buffers; default none.
     """
     current_fit = model_memory.device.fit_on(hardware)
-    batch, seq = largest_run(model_memory, hardware)
+    largest_batch, largest_seq = largest_run(model_memory, hardware)
     find_changes: Callable[[], Iterable[SettingChange]] = tuple
     if current_fit.verdict == "no":
-        find_changes = partial(_memory_saving_changes, model_memory, current_fit, batch, seq, fit_with_engine)
-    return FitAnswer(model_memory, current_fit, batch, seq, find_changes)
+        find_changes = partial(
+            _memory_saving_changes, model_memory, current_fit, largest_batch, largest_seq, fit_with_engine
+        )
+    return FitAnswer(model_memory, current_fit, largest_batch, largest_seq, find_changes)
 
 
 def with_decoding_seconds(
-    fit_answer: FitAnswer, hardware: Hardware, users: Iterable[int], has_default_length: bool = False
+    fit_answer: FitAnswer, hardware: Hardware, user_counts: Iterable[int], has_default_length: bool = False
 ) -> FitAnswer:
     """Adds the seconds per decoded token and user for several numbers of users.
 
@@ -113,12 +115,12 @@ def with_decoding_seconds(
         too, as most requests are shorter than the longest for which memory is reserved. Default false.
     """
     run_memory = fit_answer.memory
-    timed_runs = (time_decoded_token(run_memory, hardware, users=user_count) for user_count in users)
-    decoding = tuple(timed_run for timed_run in timed_runs if timed_run is not None)
+    timed_runs = (time_decoded_token(run_memory, hardware, users=user_count) for user_count in user_counts)
+    decoding_runs = tuple(timed_run for timed_run in timed_runs if timed_run is not None)
     short_run = None
-    if has_default_length and decoding and run_memory.states.workload.seq > SHORT_CONTEXT:
-        short_run = time_decoded_token(run_memory, hardware, users=int(decoding[0].sequences), seq=SHORT_CONTEXT)
-    return replace(fit_answer, decoding_runs=decoding, short_context_run=short_run)
+    if has_default_length and decoding_runs and run_memory.states.workload.seq > SHORT_CONTEXT:
+        short_run = time_decoded_token(run_memory, hardware, users=int(decoding_runs[0].sequences), seq=SHORT_CONTEXT)
+    return replace(fit_answer, decoding_runs=decoding_runs, short_context_run=short_run)
 
 
 def largest_run(
@@ -174,13 +176,13 @@ def largest_run(
 
 def largest_fitting_number(
     required_bytes: Callable[[int], int],
-    capacity: int,
+    capacity_bytes: int,
     first_number: int,
     maximum: int,
     size_step: int = 1,
     stored_bytes: Callable[[int], int] | None = None,
 ) -> int:
-    """Finds the largest number up to `maximum` for which a run needs at most `capacity` bytes.
+    """Finds the largest number up to `maximum` for which a run needs at most `capacity_bytes` bytes.
 
     Bytes that grow have one such number, the largest. Those of torch's allocator do not only grow: a larger number may
     fit again, and a smaller one may not. The answer is 0 if the smallest number does not fit.
@@ -195,7 +197,7 @@ def largest_fitting_number(
 
     def excess_bytes(candidate_number: int) -> int:
         if candidate_number not in excess_by_number:
-            excess_by_number[candidate_number] = required_bytes(candidate_number) - capacity
+            excess_by_number[candidate_number] = required_bytes(candidate_number) - capacity_bytes
         return excess_by_number[candidate_number]
 
     lower_number, upper_number = min(size_step, maximum), min(size_step, maximum)
@@ -310,7 +312,7 @@ def _number_at_capacity(excess_by_number: Mapping[int, int], fitting_number: int
 def _memory_saving_changes(
     model_memory: Memory, current_fit: MemoryFit, batch: int, seq: int, fit_with_engine: EngineFit
 ) -> Iterable[SettingChange]:
-    """Returns changes of a single setting that save memory.
+    """Returns the changes of one setting, and of few together, that need less memory than the current settings.
 
     If no change suffices, all cheap changes are combined with each costly one; if that does not suffice, with each pair
     of costly ones.
@@ -349,18 +351,20 @@ def _memory_saving_changes(
     ]
     if has_many_layers(model_memory):
         change_groups = [[setting_changes for change_group in change_groups for setting_changes in change_group]]
-    candidates: list[SettingChange] = []
+    candidate_changes: list[SettingChange] = []
     for change_group in change_groups:
-        candidates += evaluate_changes(change_group)
-        if any(setting_change.changed_fit.verdict != "no" for setting_change in candidates):
+        candidate_changes += evaluate_changes(change_group)
+        if any(setting_change.changed_fit.verdict != "no" for setting_change in candidate_changes):
             break
-    fitting_changes = [setting_change for setting_change in candidates if setting_change.changed_fit.verdict != "no"]
+    fitting_changes = [
+        setting_change for setting_change in candidate_changes if setting_change.changed_fit.verdict != "no"
+    ]
     insufficient_changes = sorted(
-        (setting_change for setting_change in candidates if setting_change.changed_fit.verdict == "no"),
+        (setting_change for setting_change in candidate_changes if setting_change.changed_fit.verdict == "no"),
         key=lambda setting_change: setting_change.changed_fit.needed_bytes,
     )
-    changes = (*fitting_changes, *insufficient_changes[:MAX_INSUFFICIENT_CHANGES])
-    return list({change.option: change for change in changes}.values())
+    shown_changes = (*fitting_changes, *insufficient_changes[:MAX_INSUFFICIENT_CHANGES])
+    return list({change.option: change for change in shown_changes}.values())
 
 
 WIDE_CACHES = ("bfloat16", "float16", "float32")
@@ -443,8 +447,8 @@ def least_static_bytes(model_memory: Memory) -> int:
 
 def devices_option(devices: int, layout: Layout | None, users: int | None = None) -> str:
     """Returns a number of accelerators, a layout and a replica's users as command-line options."""
-    options = [f"--devices {devices}", "" if layout is None else layout.options()]
-    return " ".join(filter(None, [*options, "" if users is None else f"--users {users}"]))
+    option_texts = [f"--devices {devices}", "" if layout is None else layout.options()]
+    return " ".join(filter(None, [*option_texts, "" if users is None else f"--users {users}"]))
 
 
 def cli_options(setting_changes: Mapping[str, Any], serves_users: bool = False) -> str:
@@ -452,14 +456,14 @@ def cli_options(setting_changes: Mapping[str, Any], serves_users: bool = False) 
 
     serves_users: whether the sequences of a batch are named `--users`, as in inference; false by default.
     """
-    options: list[str] = []
+    option_texts: list[str] = []
     for setting_name, setting_value in setting_changes.items():
         if setting_value is None:
             continue
         option_name = "--users" if serves_users and setting_name == "batch" else option(setting_name)
         value_text = ",".join(setting_value) if isinstance(setting_value, tuple) else str(setting_value)
-        options.append(option_name if setting_value is True else f"{option_name} {value_text}")
-    return " ".join(options)
+        option_texts.append(option_name if setting_value is True else f"{option_name} {value_text}")
+    return " ".join(option_texts)
 
 
 def changes_with_more_devices(
@@ -489,17 +493,17 @@ def change_to_narrow_weights(
     if has_many_layers(model_memory):
         return []
     hardware, seq = current_fit.hardware, model_memory.states.workload.seq
-    sized_runs: list[tuple[int, Mapping[str, Any], Memory]] = []
+    bytes_changes_and_runs: list[tuple[int, Mapping[str, Any], Memory]] = []
     for change in _possible_setting_changes(model_memory, hardware)[1]:
         if change.keys() == {"quantize"}:
             try:
                 narrow_memory = model_memory.with_changes(**change)
             except InputError:  # the scheme cannot store the model's sizes
                 continue
-            sized_runs.append((least_static_bytes(narrow_memory), change, narrow_memory))
-    if not sized_runs:
+            bytes_changes_and_runs.append((least_static_bytes(narrow_memory), change, narrow_memory))
+    if not bytes_changes_and_runs:
         return []
-    _, narrow_change, narrow_run = min(sized_runs, key=lambda bytes_and_run: bytes_and_run[0])
+    _, narrow_change, narrow_run = min(bytes_changes_and_runs, key=lambda bytes_and_run: bytes_and_run[0])
     if fit_with_engine(narrow_run, hardware) is None:
         longest_seq = largest_run(narrow_run, hardware, most_batch=0)[1]
     else:
@@ -512,16 +516,20 @@ def change_to_narrow_weights(
 def _longest_seq_with_engine(narrow_run: Memory, hardware: Hardware, fit_with_engine: EngineFit) -> int:
     """Returns the longest sequences, at most the run's, that fit beside an engine's buffers; 0 if none fit."""
 
-    def needed_bytes(seq: int) -> int:
-        engine_fit = fit_with_engine(narrow_run.with_changes(seq=seq), hardware)
+    def needed_bytes(longest_seq: int) -> int:
+        engine_fit = fit_with_engine(narrow_run.with_changes(seq=longest_seq), hardware)
         return 2 * hardware.capacity_bytes if engine_fit is None else engine_fit.needed_bytes
 
-    seq = int(narrow_run.states.workload.seq)
-    return largest_fitting_number(needed_bytes, hardware.capacity_bytes, seq, seq)
+    longest_seq = int(narrow_run.states.workload.seq)
+    return largest_fitting_number(needed_bytes, hardware.capacity_bytes, longest_seq, longest_seq)
 
 
 def _combine_changes(setting_changes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: value for settings in setting_changes for name, value in settings.items()}
+    return {
+        setting_name: setting_value
+        for changed_settings in setting_changes
+        for setting_name, setting_value in changed_settings.items()
+    }
 
 
 def single_setting_changes(
@@ -636,9 +644,9 @@ LEAST_PART_OF_SEQUENCE = 1 / 8
 
 def _smaller_workloads(model_memory: Memory, batch: int, seq: int) -> list[dict[str, Any]]:
     """Returns the setting changes to fewer sequences and to shorter sequences."""
-    workload, changes = model_memory.states.workload, []
+    workload, setting_changes = model_memory.states.workload, []
     if 0 < batch < workload.batch:
-        changes.append({"batch": batch})
+        setting_changes.append({"batch": batch})
     if LEAST_PART_OF_SEQUENCE * workload.seq <= seq < workload.seq:
-        changes.append({"seq": seq})
-    return changes
+        setting_changes.append({"seq": seq})
+    return setting_changes

@@ -102,33 +102,37 @@ def fit_devices(
     devices_search = search_under_framework(model_memory, layout_request)
     if run_on_several is not None:
         devices_search = replace(devices_search, several_devices_search=search_under_framework(*run_on_several))
-    plan = devices_search.plan_devices(layout_request.devices)
-    if plan.ranked_layouts.ended_early and not plan.ranked_layouts.fitting_candidates:
-        raise incomplete_search_error(plan)
-    best_candidate = _best_candidate(plan)
+    layout_plan = devices_search.plan_devices(layout_request.devices)
+    if layout_plan.ranked_layouts.ended_early and not layout_plan.ranked_layouts.fitting_candidates:
+        raise incomplete_search_error(layout_plan)
+    best_candidate = _best_candidate(layout_plan)
     if best_candidate is None:
-        most_frequent_reason = plan.ranked_layouts.most_frequent_refusal(layout_request.undivided_devices_text)
+        most_frequent_reason = layout_plan.ranked_layouts.most_frequent_refusal(layout_request.undivided_devices_text)
         error_parts = f"--devices {layout_request.devices}: no layout is possible", most_frequent_reason
         raise ImpossibleLayout(": ".join(filter(None, error_parts)))
     best_fit = devices_search.fit_of(best_candidate)
-    fewest_devices, fewest_candidate = _fewest_devices(devices_search, plan)
-    batch = seq = 0
+    fewest_devices, fewest_candidate = _fewest_devices(devices_search, layout_plan)
+    largest_batch = largest_seq = 0
     if best_fit.verdict == "fits":
         workload, longest_length = model_memory.states.workload, learned_positions(model_memory.spec) or MAX_SEQ
-        batch = _largest_number(devices_search, best_candidate, "batch", 1, int(workload.batch), MAX_BATCH)
+        largest_batch = _largest_number(devices_search, best_candidate, "batch", 1, int(workload.batch), MAX_BATCH)
         size_unit = _length_multiple(best_candidate.layout)
-        seq = _largest_number(devices_search, best_candidate, "seq", size_unit, int(workload.seq), longest_length)
+        largest_seq = _largest_number(
+            devices_search, best_candidate, "seq", size_unit, int(workload.seq), longest_length
+        )
     setting_changes: tuple[SettingChange, ...] = ()
     if best_fit.verdict != "fits":
-        setting_changes = tuple(_changes_that_fit(devices_search, plan.devices, fewest_devices, fewest_candidate))
+        setting_changes = tuple(
+            _changes_that_fit(devices_search, layout_plan.devices, fewest_devices, fewest_candidate)
+        )
     return DevicesFitAnswer(
-        plan,
+        layout_plan,
         best_candidate,
         best_fit,
         fewest_devices,
         fewest_candidate,
-        batch,
-        seq,
+        largest_batch,
+        largest_seq,
         setting_changes,
         devices_search.budget.is_spent(),
         None
@@ -199,10 +203,12 @@ class DevicesSearch:
         if candidate.headroom >= 0 or not candidate.may_fit:
             return MemoryFit(self.hardware, candidate.device_bytes)
         run_memory = self.estimates.memory.with_changes(num_microbatches=candidate.micro_batches)
-        version = self.layout_request.framework_version or ""
-        cluster = Cluster.with_framework(run_memory, candidate.layout, self.estimates.framework, version)
-        ranks = [cluster.rank_memory(rank, run_memory.cuda_runtime) for rank in cluster.ranks_that_may_need_most]
-        return rank_with_most_memory(ranks).device.fit_on(self.hardware)
+        framework_version = self.layout_request.framework_version or ""
+        cluster = Cluster.with_framework(run_memory, candidate.layout, self.estimates.framework, framework_version)
+        rank_memories = [
+            cluster.rank_memory(rank, run_memory.cuda_runtime) for rank in cluster.ranks_that_may_need_most
+        ]
+        return rank_with_most_memory(rank_memories).device.fit_on(self.hardware)
 
     def best_fitting_layout(self, devices: int) -> Candidate | None:
         """Returns the best layout that fits on these accelerators, also with options added to a typed one; or None."""
@@ -230,18 +236,20 @@ def _fewest_devices(devices_search: DevicesSearch, plan: LayoutPlan) -> tuple[in
 
     Where all sizes are typed and do not fit, n accelerators may do with other options, such as ZeRO.
     """
-    devices = plan.devices
+    planned_devices = plan.devices
     if plan.ranked_layouts.fitting_candidates:
-        return _fewest_devices_by_halving(devices_search, devices, plan.ranked_layouts.fitting_candidates[0])
-    if replace(devices_search.layout_request, devices=devices).has_all_sizes:
-        fitting_candidate = devices_search.best_fitting_layout(devices)
+        return _fewest_devices_by_halving(devices_search, planned_devices, plan.ranked_layouts.fitting_candidates[0])
+    if replace(devices_search.layout_request, devices=planned_devices).has_all_sizes:
+        fitting_candidate = devices_search.best_fitting_layout(planned_devices)
         if fitting_candidate is not None:
-            return devices, fitting_candidate
-    while 2 * devices <= MAX_TRIED_DEVICES and not devices_search.budget.is_spent():
-        devices *= 2
-        candidate_that_fits = (devices_search.several_devices_search or devices_search).best_fitting_layout(devices)
+            return planned_devices, fitting_candidate
+    while 2 * planned_devices <= MAX_TRIED_DEVICES and not devices_search.budget.is_spent():
+        planned_devices *= 2
+        candidate_that_fits = (devices_search.several_devices_search or devices_search).best_fitting_layout(
+            planned_devices
+        )
         if candidate_that_fits is not None:
-            return devices, candidate_that_fits
+            return planned_devices, candidate_that_fits
     return None, None
 
 
@@ -296,7 +304,10 @@ def _largest_number(
     model_memory = devices_search.estimates.memory
     framework = devices_search.estimates.framework
     capacity_bytes = devices_search.hardware.capacity_bytes
-    version, micro_batches = devices_search.layout_request.framework_version or "", best_candidate.micro_batches
+    framework_version, micro_batches = (
+        devices_search.layout_request.framework_version or "",
+        best_candidate.micro_batches,
+    )
 
     @cache
     def tensor_bytes(candidate_size: int) -> int:
@@ -329,7 +340,7 @@ def _largest_number(
             break
         tensor_bytes_at_largest_size = tensor_bytes(largest_size)
         candidate_run = model_memory.with_changes(num_microbatches=micro_batches, **{setting_name: largest_size})
-        device_bytes = replayed_bytes(candidate_run, framework, version, best_candidate)
+        device_bytes = replayed_bytes(candidate_run, framework, framework_version, best_candidate)
         replay_count += 1
         if device_bytes > capacity_bytes:
             margin_bytes = (
@@ -351,10 +362,10 @@ def _changes_that_fit(
     """Yields changes that make the run fit: completing a typed layout, full recomputation, more accelerators."""
     if fewest_candidate is not None and fewest_devices == devices:
         yield SettingChange(fewest_candidate.layout.options(), devices_search.fit_of(fewest_candidate))
-    estimates = devices_search.estimates
-    if estimates.memory.settings.recompute in (None, "none") and not devices_search.budget.is_spent():
+    layout_estimates = devices_search.estimates
+    if layout_estimates.memory.settings.recompute in (None, "none") and not devices_search.budget.is_spent():
         try:
-            recomputing_question = replace(devices_search, estimates=estimates.with_full_recompute)
+            recomputing_question = replace(devices_search, estimates=layout_estimates.with_full_recompute)
             plan_with_recompute = recomputing_question.plan_devices(devices)
         except InputError:
             plan_with_recompute = None

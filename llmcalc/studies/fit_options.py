@@ -119,7 +119,7 @@ class _RunOnDevices(NamedTuple):
         yield self.replayed_bytes(hardware, cuda_runtime)
 
     def bounds_without_replay(self, cuda_runtime: CudaRuntime) -> Iterator[int]:
-        """Yields lower bounds that need no simulated allocator: static bytes, and each rank's tensors if supported."""
+        """Yields lower bounds of the bytes without a replay: static bytes, and each rank's tensors if supported."""
         yield self.static_bytes
         try:
             yield from self.least_tensor_bytes_on(cuda_runtime)
@@ -136,7 +136,7 @@ class _RunOnDevices(NamedTuple):
             return 0
 
     def least_bytes(self, cuda_runtime: CudaRuntime) -> int:
-        """Returns the largest lower bound that needs no simulated allocator."""
+        """Returns the largest lower bound of the required bytes that is computed without a replay."""
         return max(self.bounds_without_replay(cuda_runtime))
 
 
@@ -158,8 +158,8 @@ def _run_over_ranks(cluster: Cluster) -> _RunOnDevices:
             yield cluster.tensor_bytes(rank, runtime) if cluster.trains else _least_bytes(cluster.inference_rank(rank))
 
     def memory_of_fullest_rank(runtime: CudaRuntime) -> DeviceMemory:
-        ranks = cluster.ranks_that_may_need_most
-        fullest_rank = max(ranks, key=lambda rank: _least_bytes(cluster.inference_rank(rank)))
+        candidate_ranks = cluster.ranks_that_may_need_most
+        fullest_rank = max(candidate_ranks, key=lambda rank: _least_bytes(cluster.inference_rank(rank)))
         return cluster.rank_memory(fullest_rank, runtime).device
 
     if cluster.trains:
@@ -275,7 +275,7 @@ def _hardware_option(
             return hardware_option
     while too_large_runs:
         least_bytes, run_index, device_run = smallest_run = min(too_large_runs, key=lambda skipped_run: skipped_run[:2])
-        if tried_options and least_bytes > min(option.fit.needed_bytes for _, option in tried_options):
+        if tried_options and least_bytes > min(tried_option.fit.needed_bytes for _, tried_option in tried_options):
             break
         too_large_runs.remove(smallest_run)
         lower_bound_bytes = device_run.least_bytes(default_runtime)
@@ -342,8 +342,10 @@ def _fitting_runs(
 ) -> Iterator[tuple[_RunOnDevices, MemoryFit]]:
     """Yields runs that fit on 2 to `most_devices` accelerators: with little headroom, and the first with enough."""
     is_training = model_memory.settings.phase == "training"
-    runs = _runs_on_usual_number(_runs_on_devices(model_memory, layout_request), hardware, layout_request, is_training)
-    for device_run in takewhile(lambda device_run: device_run.devices <= most_devices, runs):
+    tried_runs = _runs_on_usual_number(
+        _runs_on_devices(model_memory, layout_request), hardware, layout_request, is_training
+    )
+    for device_run in takewhile(lambda device_run: device_run.devices <= most_devices, tried_runs):
         lower_bounds = device_run.bounds_without_replay(model_memory.cuda_runtime)
         if device_run.devices > 1 and all(byte_count <= hardware.capacity_bytes for byte_count in lower_bounds):
             memory_fit = device_run.memory_on(cuda_runtime_of(hardware)).fit_on(hardware)
@@ -355,9 +357,9 @@ def _fitting_runs(
 
 def _runs_on_devices(model_memory: Memory, layout_request: LayoutRequest) -> Iterator[_RunOnDevices]:
     """Yields the run in possible layouts on more and more accelerators."""
-    version, framework = layout_request.framework_version or "", framework_of(layout_request)
+    framework_version, framework_record = layout_request.framework_version or "", framework_of(layout_request)
     is_training = model_memory.settings.phase == "training"
-    device_counts = [2**i for i in range(MAX_DEVICES.bit_length())]
+    device_counts = [2**exponent for exponent in range(MAX_DEVICES.bit_length())]
     for devices in device_counts if layout_request.devices is None else [layout_request.devices]:
         request_of_number = replace(layout_request, devices=devices)
         if devices == 1 and request_of_number.is_undivided:
@@ -370,14 +372,18 @@ def _runs_on_devices(model_memory: Memory, layout_request: LayoutRequest) -> Ite
         elif is_training:
             is_sharded = request_of_number.is_undivided  # fully, unless the user divides the run
             yield from _possible_runs(
-                model_memory, replace(request_of_number, zero=3) if is_sharded else request_of_number, version
+                model_memory, replace(request_of_number, zero=3) if is_sharded else request_of_number, framework_version
             )
         else:
             layouts = list(serving_layouts(model_memory, request_of_number, devices))
-            replicated_runs = cache(partial(_runs_of_replicas, model_memory, framework, version, layouts))
+            replicated_runs = cache(
+                partial(_runs_of_replicas, model_memory, framework_record, framework_version, layouts)
+            )
             for layout in layouts:
                 if layout.dp == (request_of_number.dp or 1):
-                    device_run = _run_over_ranks(Cluster.with_framework(model_memory, layout, framework, version))
+                    device_run = _run_over_ranks(
+                        Cluster.with_framework(model_memory, layout, framework_record, framework_version)
+                    )
                     # replicas have the stated users each where the user states the number of devices or of replicas
                     shares_users = layout_request.devices is None and layout_request.dp is None
                     yield device_run._replace(replicated_runs=replicated_runs) if shares_users else device_run
@@ -392,11 +398,13 @@ def _runs_of_replicas(
     """
     layout_of_replicas = {layout.dp: layout for layout in reversed(layouts) if layout.dp > 1}
     runs_and_fits = []
-    for dp, layout in sorted(layout_of_replicas.items(), reverse=True):
-        users = -(-model_memory.states.workload.batch // dp)
-        if dp <= model_memory.states.workload.batch:
-            cluster = Cluster.with_framework(model_memory.with_changes(batch=users), layout, framework_record, version)
-            runs_and_fits.append(_run_over_ranks(cluster)._replace(users=users))
+    for replica_count, layout in sorted(layout_of_replicas.items(), reverse=True):
+        users_per_replica = -(-model_memory.states.workload.batch // replica_count)
+        if replica_count <= model_memory.states.workload.batch:
+            cluster = Cluster.with_framework(
+                model_memory.with_changes(batch=users_per_replica), layout, framework_record, version
+            )
+            runs_and_fits.append(_run_over_ranks(cluster)._replace(users=users_per_replica))
     return tuple(runs_and_fits)
 
 

@@ -37,12 +37,12 @@ MAX_TRIED_DEVICES = 2**10
 
 
 def is_separate_computer(hardware: Hardware) -> bool:
-    """Whether each accelerator of a kind is a computer of its own: Apple's chips, processors, laptop GPUs."""
+    """Whether each accelerator of this kind is a separate computer: Apple's chips, processors, laptop GPUs."""
     return hardware.vendor in COMPUTER_VENDORS or hardware.is_processor or hardware.is_laptop_gpu
 
 
-def _cannot_join(hardware: Hardware) -> bool:
-    """Whether a replica cannot be divided among accelerators of a kind: separate computers, except Macs (MLX)."""
+def _cannot_divide_replica(hardware: Hardware) -> bool:
+    """Whether one replica cannot span several of these accelerators: separate computers, except Macs (MLX)."""
     return is_separate_computer(hardware) and hardware.interconnect is None and hardware.vendor not in COMPUTER_VENDORS
 
 
@@ -103,7 +103,9 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
     """
     check_layer_count(model_memory.spec, MAX_LAYERS)
     uncounted_layouts: list[UncountedLayout] = []
-    replicas, best_replica, untried_count = serving_replicas(model_memory, hardware, layout_request, uncounted_layouts)
+    tried_replicas, best_replica, untried_count = serving_replicas(
+        model_memory, hardware, layout_request, uncounted_layouts
+    )
     is_fitting = best_replica.fit.verdict != "no"
     fewest_layout = (
         best_replica.layout if is_fitting else _layout_on_more_devices(model_memory, hardware, layout_request)
@@ -111,22 +113,22 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
     fit_of_fullest_rank = fit(
         inference_rank(model_memory, best_replica.layout, best_replica.rank, model_memory.cuda_runtime), hardware
     )
-    batch, seq = fit_of_fullest_rank.largest_batch, fit_of_fullest_rank.largest_seq
+    largest_batch, largest_seq = fit_of_fullest_rank.largest_batch, fit_of_fullest_rank.largest_seq
     device_changes: list[SettingChange] = []
     for rank in _first_and_last_ranks(best_replica.layout):
         if rank != best_replica.rank:
             rank_run = inference_rank(model_memory, best_replica.layout, rank, model_memory.cuda_runtime)
-            batch, seq = largest_run(rank_run, hardware, batch, seq)
+            largest_batch, largest_seq = largest_run(rank_run, hardware, largest_batch, largest_seq)
     if not is_fitting and fewest_layout is not None:
         larger_replica = _replica_of_layout(model_memory, hardware, fewest_layout)
         device_changes.append(
             SettingChange(devices_option(fewest_layout.world_size, fewest_layout), larger_replica.fit)
         )
     timed_replicas = [
-        replace(replica, decoding_run=time_decoded_token(model_memory, hardware, replica.layout))
-        if replica.fit.verdict != "no"
-        else replica
-        for replica in replicas
+        replace(tried_replica, decoding_run=time_decoded_token(model_memory, hardware, tried_replica.layout))
+        if tried_replica.fit.verdict != "no"
+        else tried_replica
+        for tried_replica in tried_replicas
     ]
     return ServingFitAnswer(
         model_memory,
@@ -136,8 +138,8 @@ def fit_serving(model_memory: Memory, hardware: Hardware, layout_request: Layout
         fewest_layout,
         replace(
             fit_of_fullest_rank,
-            largest_batch=batch,
-            largest_seq=seq,
+            largest_batch=largest_batch,
+            largest_seq=largest_seq,
             find_changes=lambda: (*device_changes, *fit_of_fullest_rank.changes),
         ),
         untried_count,
@@ -176,7 +178,7 @@ def serving_replicas(
         fits_on_one = any(
             _replica_of_layout(model_memory, hardware, layout).fit.verdict != "no" for layout in layouts_of_computers
         )
-        if fits_on_one or _cannot_join(hardware):
+        if fits_on_one or _cannot_divide_replica(hardware):
             layouts = layouts_of_computers
     for layout_number, layout in enumerate(layouts, start=1):
         is_last_hope = best_replica is None and layout_number == len(layouts)  # the one that needs least per device
@@ -257,15 +259,15 @@ def _replica_of_layout(model_memory: Memory, hardware: Hardware, layout: Layout)
 def _layout_on_more_devices(model_memory: Memory, hardware: Hardware, layout_request: LayoutRequest) -> Layout | None:
     """Returns the first layout that fits on two times, four times, … the number of accelerators."""
     assert layout_request.devices is not None
-    if _cannot_join(hardware):
+    if _cannot_divide_replica(hardware):
         return None
-    devices = 2 * layout_request.devices
-    while devices <= MAX_TRIED_DEVICES:
-        for layout in serving_layouts(model_memory, replace(layout_request, dp=None), devices):
+    device_count = 2 * layout_request.devices
+    while device_count <= MAX_TRIED_DEVICES:
+        for layout in serving_layouts(model_memory, replace(layout_request, dp=None), device_count):
             if (
                 layout.replica_devices == layout.world_size
                 and _replica_of_layout(model_memory, hardware, layout).fit.verdict != "no"
             ):
                 return layout
-        devices *= 2
+        device_count *= 2
     return None

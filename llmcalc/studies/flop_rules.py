@@ -93,7 +93,7 @@ def sizes_of_model(spec: ModelSpec) -> ModelSizes:
 
     Raises `ArithmeticError` for any model that is not a plain transformer.
     """
-    heads = key_width = ffn_width = 0
+    total_heads = key_width = ffn_width = 0
     for _, layer, layer_count, _ in spec.main.layer_groups():
         layer_widths = _layer_widths(layer, spec.hidden_size)
         if layer_widths is None:
@@ -102,18 +102,18 @@ def sizes_of_model(spec: ModelSpec) -> ModelSizes:
                 "in every layer"
             )
         layer_heads, head_dim, layer_ffn_width = layer_widths
-        heads += layer_count * layer_heads
+        total_heads += layer_count * layer_heads
         key_width += layer_count * layer_heads * head_dim
         ffn_width += layer_count * layer_ffn_width
-    return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, heads, key_width, ffn_width, spec.vocab_size)
+    return ModelSizes(spec.hidden_size, spec.main.num_hidden_layers, total_heads, key_width, ffn_width, spec.vocab_size)
 
 
-def kaplan_table_1(parameters: int, key_width: int, context_tokens: int) -> int:
+def kaplan_table_1(parameter_count: int, key_width: int, context_tokens: int) -> int:
     """Returns forward FLOPs per token: 2N + 2·n_layer·n_ctx·d_attn (Kaplan 2020, Table 1).
 
     key_width: n_layer·d_attn.
     """
-    return 2 * parameters + 2 * context_tokens * key_width
+    return 2 * parameter_count + 2 * context_tokens * key_width
 
 
 def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
@@ -133,18 +133,18 @@ def chinchilla_appendix_f(model_sizes: ModelSizes, seq: int) -> int:
     return embedding_flops + qkv_flops + dense_flops + logits_flops
 
 
-def palm_appendix_b(parameters: int, key_width: int, seq: int) -> int:
+def palm_appendix_b(parameter_count: int, key_width: int, seq: int) -> int:
     """Returns training FLOPs per token: 6N + 12LHQT (Chowdhery 2022, appendix B). key_width: L·H·Q."""
-    return 6 * parameters + 12 * key_width * seq
+    return 6 * parameter_count + 12 * key_width * seq
 
 
-def megatron_flops(model_sizes: ModelSizes, batch: int, seq: int, recompute: bool) -> int:
+def megatron_flops(model_sizes: ModelSizes, batch: int, seq: int, is_recomputed: bool) -> int:
     """Returns the FLOPs of one training iteration by Megatron-LM's rules of thumb.
 
     With recomputation: 96Bsℓh²(1 + s/6h + V/16ℓh) (Narayanan 2021, eq. 3).
     Without recomputation: 72Bsℓh²(1 + s/6h + V/12ℓh) (Korthikanti 2022, appendix A).
     """
-    pass_count = 4 if recompute else 3
+    pass_count = 4 if is_recomputed else 3
     b, s, h, layers, v = batch, seq, model_sizes.width, model_sizes.layers, model_sizes.vocab
     return pass_count * b * s * layers * (24 * h * h + 4 * s * h) + 6 * b * s * h * v
 
@@ -174,7 +174,7 @@ RuleFields: TypeAlias = tuple[str, str, str, str, int, str]
 
 def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
     count_of_params = params(flop_count.spec, flop_count.include)
-    is_training, tokens = flop_count.workload.phase == "training", flop_count.tokens
+    is_training, token_count = flop_count.workload.phase == "training", flop_count.tokens
     flops_per_parameter = 6 if is_training else 2
     for rule_key, rule_name, name_suffix, rule_source, parameters in _definitions_of_n(count_of_params):
         formula, remark = f"{flops_per_parameter}N{name_suffix}", f"N = {parameters:,}"
@@ -183,13 +183,13 @@ def _rules_of_workload(flop_count: FlopCount) -> Iterator[RuleFields]:
             rule_name,
             formula,
             rule_source,
-            flops_per_parameter * parameters * tokens,
+            flops_per_parameter * parameters * token_count,
             remark,
         )
     if _is_plain_transformer(flop_count.spec):
         context_tokens = flop_count.workload.context + flop_count.workload.seq
         yield from _rules_with_attention(
-            sizes_of_model(flop_count.spec), count_of_params, context_tokens, tokens, is_training
+            sizes_of_model(flop_count.spec), count_of_params, context_tokens, token_count, is_training
         )
 
 
@@ -204,7 +204,7 @@ MEGATRON_REMARK = "for MHA with heads × head_dim = h and a non-gated FFN with d
 
 
 def _rules_with_attention(
-    model_sizes: ModelSizes, parameter_count: ParameterCount, context_tokens: int, tokens: int, is_training: bool
+    model_sizes: ModelSizes, parameter_count: ParameterCount, context_tokens: int, token_count: int, is_training: bool
 ) -> Iterator[RuleFields]:
     """Yields the rules of thumb that have a term for attention, with the FLOPs of all tokens.
 
@@ -216,10 +216,10 @@ def _rules_with_attention(
         rule_name: str,
         formulas: tuple[str, str],
         source: str,
-        flops: int,
+        rule_flops: int,
         phase_remarks: tuple[str, str],
     ) -> RuleFields:
-        return rule_key, rule_name, formulas[is_training], source, tokens * flops, phase_remarks[is_training]
+        return rule_key, rule_name, formulas[is_training], source, token_count * rule_flops, phase_remarks[is_training]
 
     pass_count = 3 if is_training else 1
     kaplan_flops = pass_count * kaplan_table_1(_kaplan_n(parameter_count), model_sizes.total_key_width, context_tokens)
@@ -248,16 +248,23 @@ def _rules_with_attention(
     phase_remarks = f"{PALM_REMARK}; a third of its training count", PALM_REMARK
     yield make_rule("palm_b", "PaLM app. B", ("2N + 4LHQT", "6N + 12LHQT"), PALM_SOURCE, palm_flops, phase_remarks)
     flops_without_recompute, flops_with_recompute = (
-        megatron_flops(model_sizes, 1, context_tokens, recompute=recompute) for recompute in (False, True)
+        megatron_flops(model_sizes, 1, context_tokens, is_recomputed=is_recomputed) for is_recomputed in (False, True)
     )
     formulas = "24Bsℓh²(1+s/6h+V/12ℓh)", "72Bsℓh²(1+s/6h+V/12ℓh)"
     phase_remarks = f"{MEGATRON_REMARK}; a third of its training count", f"{MEGATRON_REMARK}; nothing recomputed"
-    flops = exact_div(pass_count * flops_without_recompute, 3 * context_tokens)
-    yield make_rule("megatron", "Megatron", formulas, MEGATRON_SOURCE, flops, phase_remarks)
+    rule_flops = exact_div(pass_count * flops_without_recompute, 3 * context_tokens)
+    yield make_rule("megatron", "Megatron", formulas, MEGATRON_SOURCE, rule_flops, phase_remarks)
     if is_training:
         formula, remark = "96Bsℓh²(1+s/6h+V/16ℓh)", f"{MEGATRON_REMARK}; every layer recomputed"
-        flops = exact_div(flops_with_recompute, context_tokens)
-        yield RULE_WITH_RECOMPUTE, "Megatron, recompute", formula, MEGATRON_RECOMPUTE_SOURCE, tokens * flops, remark
+        rule_flops = exact_div(flops_with_recompute, context_tokens)
+        yield (
+            RULE_WITH_RECOMPUTE,
+            "Megatron, recompute",
+            formula,
+            MEGATRON_RECOMPUTE_SOURCE,
+            token_count * rule_flops,
+            remark,
+        )
 
 
 def _kaplan_n(parameter_count: ParameterCount) -> int:

@@ -76,8 +76,8 @@ class Candidate:
     @property
     def options(self) -> str:
         """The layout and its recomputation as command-line options of `memory` and `time`."""
-        recompute = "" if self.recompute == CONFIGURED_RECOMPUTE else f"--recompute {self.recompute}"
-        return f"{self.layout.options()} {recompute}".strip()
+        recompute_option = "" if self.recompute == CONFIGURED_RECOMPUTE else f"--recompute {self.recompute}"
+        return f"{self.layout.options()} {recompute_option}".strip()
 
 
 def sorted_by_time(candidates: list[Candidate]) -> list[Candidate]:
@@ -103,13 +103,13 @@ def _parallelism_counts(candidate: Candidate) -> tuple[int, int]:
 
 
 def ties_with_previous(candidates: list[Candidate]) -> list[bool]:
-    """Returns, for each candidate in order of time, whether its time is about the previous one's (`TIE_SHARE`)."""
+    """Returns, for each candidate in order of time, whether its time ties with the previous one's (`TIE_SHARE`)."""
     tie_flags: list[bool] = []
     least_seconds = 0.0
     for candidate in candidates:
-        seconds = candidate.seconds or 0.0
-        tie_flags.append(bool(least_seconds) and seconds <= (1 + TIE_SHARE) * least_seconds)
-        least_seconds = min(least_seconds, seconds) if tie_flags[-1] else seconds
+        step_seconds = candidate.seconds or 0.0
+        tie_flags.append(bool(least_seconds) and step_seconds <= (1 + TIE_SHARE) * least_seconds)
+        least_seconds = min(least_seconds, step_seconds) if tie_flags[-1] else step_seconds
     return tie_flags
 
 
@@ -139,7 +139,7 @@ def parse_layout_sizes(sizes_text: str) -> dict[str, int]:
 def position_of_layout(candidates: list[Candidate], layout_sizes: Mapping[str, int]) -> int | None:
     """Returns the position (from 1) of the first candidate with these parallel sizes; None without one."""
     for position, candidate in enumerate(candidates, start=1):
-        if all(getattr(candidate.layout, size_name) == degree for size_name, degree in layout_sizes.items()):
+        if all(getattr(candidate.layout, size_name) == group_size for size_name, group_size in layout_sizes.items()):
             return position
     return None
 
@@ -150,7 +150,7 @@ ENOUGH_HEADROOM = 0.1
 
 def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:
     """Sorts candidates by the sum of three ranks: in memory headroom, in sent bytes and in pipeline bubble."""
-    position_sums: dict[int, int] = {}
+    rank_sums: dict[int, int] = {}
     sort_keys: tuple[Callable[[Candidate], Any], ...] = (
         lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),
         lambda candidate: candidate.communication_bytes,
@@ -158,7 +158,7 @@ def sorted_by_memory(candidates: list[Candidate]) -> list[Candidate]:
     )
     for sort_key in sort_keys:
         sort_values = sorted({sort_key(candidate) for candidate in candidates})
-        position_by_value = {sort_value: position for position, sort_value in enumerate(sort_values)}
+        rank_by_value = {sort_value: value_rank for value_rank, sort_value in enumerate(sort_values)}
         for candidate in candidates:
-            position_sums[id(candidate)] = position_sums.get(id(candidate), 0) + position_by_value[sort_key(candidate)]
-    return sorted(candidates, key=lambda candidate: (position_sums[id(candidate)], candidate.device_bytes))
+            rank_sums[id(candidate)] = rank_sums.get(id(candidate), 0) + rank_by_value[sort_key(candidate)]
+    return sorted(candidates, key=lambda candidate: (rank_sums[id(candidate)], candidate.device_bytes))

@@ -84,47 +84,53 @@ class RunEstimates:
         """Whether the seconds per step are estimated."""
         return self.layout_times is not None
 
-    def memory_of_run(self, run: LayoutRun) -> Memory:
+    def memory_of_run(self, layout_run: LayoutRun) -> Memory:
         """Returns the model's memory with the settings of a layout run; the same object for equal settings."""
-        micro_batches, recompute = memory_key = run.micro_batches, run.recompute
+        micro_batches, recompute = memory_key = layout_run.micro_batches, layout_run.recompute
         if memory_key not in self._memories_by_run:
-            memory = self.layout_estimates.with_recompute(recompute).memory
-            self._memories_by_run[memory_key] = memory.with_changes(num_microbatches=micro_batches)
+            run_memory = self.layout_estimates.with_recompute(recompute).memory
+            self._memories_by_run[memory_key] = run_memory.with_changes(num_microbatches=micro_batches)
         return self._memories_by_run[memory_key]
 
-    def cluster(self, run: LayoutRun) -> Cluster:
+    def cluster(self, layout_run: LayoutRun) -> Cluster:
         """Returns the cluster (all ranks) of a layout run."""
-        return Cluster.with_framework(self.memory_of_run(run), run.layout, self.framework, self.version)
+        return Cluster.with_framework(self.memory_of_run(layout_run), layout_run.layout, self.framework, self.version)
 
     def peak_estimate(self, recompute: str) -> PeakEstimate:
         """Returns the peak estimate for all layout runs with this value of `--recompute`."""
         return self.layout_estimates.with_recompute(recompute).estimates_as_configured
 
-    def stage_peaks(self, run: LayoutRun) -> Sequence[int]:
+    def stage_peaks(self, layout_run: LayoutRun) -> Sequence[int]:
         """Returns the estimated tensor bytes of the first rank of each pipeline stage."""
-        return self.peak_estimate(run.recompute).peaks_by_stage(run.layout, run.micro_batches)
+        return self.peak_estimate(layout_run.recompute).peaks_by_stage(layout_run.layout, layout_run.micro_batches)
 
-    def tensor_bytes(self, run: LayoutRun) -> int:
+    def tensor_bytes(self, layout_run: LayoutRun) -> int:
         """Returns the estimated tensor bytes of the largest rank."""
-        return max(self.stage_peaks(run))
+        return max(self.stage_peaks(layout_run))
 
-    def least_bytes(self, run: LayoutRun) -> int:
+    def least_bytes(self, layout_run: LayoutRun) -> int:
         """Returns a lower bound of `tensor_bytes`, faster to compute. micro_batches 0: for any number of them."""
-        return self.peak_estimate(run.recompute).lower_bound_bytes(run.layout, run.micro_batches)
+        return self.peak_estimate(layout_run.recompute).lower_bound_bytes(layout_run.layout, layout_run.micro_batches)
 
-    def has_too_large_rank(self, run: LayoutRun, is_too_large: Callable[[int], bool]) -> bool:
-        """Whether some rank's tensor bytes are too large; faster to compute than `tensor_bytes`."""
-        return self.peak_estimate(run.recompute).exceeds(run.layout, run.micro_batches, is_too_large)
+    def has_too_large_rank(self, layout_run: LayoutRun, is_too_large: Callable[[int], bool]) -> bool:
+        """Whether `is_too_large` holds for the tensor bytes of some rank; faster to compute than `tensor_bytes`."""
+        return self.peak_estimate(layout_run.recompute).exceeds(
+            layout_run.layout, layout_run.micro_batches, is_too_large
+        )
 
-    def sent_bytes(self, run: LayoutRun) -> int:
+    def sent_bytes(self, layout_run: LayoutRun) -> int:
         """Returns the bytes that a rank of the first stage sends per step."""
-        messages = self.cluster(run).messages_of_rank(run.layout.rank(pp=0))
+        messages = self.cluster(layout_run).messages_of_rank(layout_run.layout.rank(pp=0))
         return sum(message.wire_bytes * message.count for message in messages)
 
-    def step_seconds(self, run: LayoutRun) -> float:
+    def step_seconds(self, layout_run: LayoutRun) -> float:
         """Returns the estimated seconds of a training step."""
         assert self.layout_times is not None
-        if run.recompute not in self._times_by_recompute:
-            memory = self.layout_estimates.with_recompute(run.recompute).memory
-            self._times_by_recompute[run.recompute] = self.layout_times.with_memory(memory)
-        return float(self._times_by_recompute[run.recompute].step_time(run.layout, run.micro_batches).seconds)
+        if layout_run.recompute not in self._times_by_recompute:
+            run_memory = self.layout_estimates.with_recompute(layout_run.recompute).memory
+            self._times_by_recompute[layout_run.recompute] = self.layout_times.with_memory(run_memory)
+        return float(
+            self._times_by_recompute[layout_run.recompute]
+            .step_time(layout_run.layout, layout_run.micro_batches)
+            .seconds
+        )

@@ -101,11 +101,11 @@ class LayoutOrder:
     _estimated_sizes: set[tuple[object, ...]] = field(default_factory=set)
 
     def plan(
-        self, rows: int, suggests_nearest: NearestPolicy = "always", replay_limit: int | None = None
+        self, row_count: int, suggests_nearest: NearestPolicy = "always", replay_limit: int | None = None
     ) -> RankedLayouts:
-        """Returns the sorted layouts; at least `rows` of them fit, if so many can be found.
+        """Returns the sorted layouts, at least `row_count` of which fit if so many can be found.
 
-        rows: number of fitting layouts after which replays end.
+        row_count: number of fitting layouts after which replays end.
         replay_limit: number of layouts after which replays end, whether they fit or not; None (default) for
             `FURTHER_REPLAYS` more than rows.
         suggests_nearest: when the layout that requires least, of those that do not fit, is searched.
@@ -125,7 +125,9 @@ class LayoutOrder:
                 layout_search.count_refusal(candidate)
         unfit_candidates = [candidate for candidate in candidates if not candidate.may_fit]
         sorted_candidates = self._sort_candidates([candidate for candidate in candidates if candidate.may_fit])
-        unfit_candidates += self._replay_in_order(ranked_layouts, rows, sorted_candidates, replay_limit=replay_limit)
+        unfit_candidates += self._replay_in_order(
+            ranked_layouts, row_count, sorted_candidates, replay_limit=replay_limit
+        )
         if suggests_nearest == "always" or (
             suggests_nearest == "if none fits" and not ranked_layouts.fitting_candidates
         ):
@@ -196,7 +198,7 @@ class LayoutOrder:
         return candidate if candidate is not None and candidate.may_fit else None
 
     def _with_refusals(self, ranked_layouts: RankedLayouts, too_large_count: int) -> RankedLayouts:
-        """Adds to the ranked layouts how many other layouts were refused for each reason.
+        """Returns the ranked layouts with the number of refused layouts by reason.
 
         too_large_count: number of layouts that do not fit.
         Raises the most frequent error if no layout fits, may fit or is too large.
@@ -310,17 +312,22 @@ class LayoutOrder:
         """
         candidates_or_errors: list[Candidate | InputError | None] = [None] * len(layouts)
         too_large_flags = [self._has_too_large_static_bytes(layout) for layout, _ in layouts]
-        order = sorted(range(len(layouts)), key=lambda i: (too_large_flags[i], -layouts[i][0].pp))
-        estimates = self._estimates_from_processes(layouts, order, too_large_flags)
-        for i in order:
+        estimation_order = sorted(
+            range(len(layouts)),
+            key=lambda layout_number: (too_large_flags[layout_number], -layouts[layout_number][0].pp),
+        )
+        estimate_by_number = self._estimates_from_processes(layouts, estimation_order, too_large_flags)
+        for layout_number in estimation_order:
             if self.budget.is_spent(ESTIMATES_WORK_SHARE) and self._estimated_sizes:
-                candidates_or_errors[i] = None if too_large_flags[i] else InputError(UNTRIED_REASON)
-            elif self._needs_estimate(layouts[i][0], too_large_flags[i]):
-                estimate = estimates.get(i)
-                candidates_or_errors[i] = (
-                    self._candidate_or_error(*layouts[i])
+                candidates_or_errors[layout_number] = (
+                    None if too_large_flags[layout_number] else InputError(UNTRIED_REASON)
+                )
+            elif self._needs_estimate(layouts[layout_number][0], too_large_flags[layout_number]):
+                estimate = estimate_by_number.get(layout_number)
+                candidates_or_errors[layout_number] = (
+                    self._candidate_or_error(*layouts[layout_number])
                     if estimate is None
-                    else self._candidate_of_estimate(estimate, *layouts[i])
+                    else self._candidate_of_estimate(estimate, *layouts[layout_number])
                 )
         return candidates_or_errors
 
@@ -336,16 +343,16 @@ class LayoutOrder:
             return error
 
     def _estimates_from_processes(
-        self, layouts: Sequence[tuple[Layout, int]], order: Sequence[int], too_large_flags: Sequence[bool]
+        self, layouts: Sequence[tuple[Layout, int]], estimation_order: Sequence[int], too_large_flags: Sequence[bool]
     ) -> dict[int, EstimatedLayout]:
-        """Returns layout number → the layout's estimate from another process, for the layouts estimated there.
+        """Returns a mapping from layout number to the estimate that another process computed.
 
         Layouts with other kernels share no measurements, so that a process estimates those with the same kernels as
-        this one would. order: the numbers of the layouts, in the order in which they are estimated.
+        this one would. estimation_order: the numbers of the layouts, in the order in which they are estimated.
         too_large_flags: whether weights, gradients and optimizer states of each layout exceed the capacity.
         """
         numbers_by_sizes: dict[tuple[object, ...], list[int]] = {}
-        for i in order:
+        for i in estimation_order:
             numbers_by_sizes.setdefault(_kernel_layout_sizes(layouts[i][0]), []).append(i)
         if not self.replays.can_fork or len(numbers_by_sizes) < 2:
             return {}
@@ -359,17 +366,19 @@ class LayoutOrder:
         work_limit = int(UNEVEN_TASK_FACTOR * estimates_work) // len(numbers_by_sizes)
 
         def estimate_layouts(estimate_task: EstimateTask) -> dict[int, EstimatedLayout]:
-            estimates: dict[int, EstimatedLayout] = {}
+            estimate_by_number: dict[int, EstimatedLayout] = {}
             work_units = 0
-            for i in estimate_task.layout_numbers:
+            for layout_number in estimate_task.layout_numbers:
                 if work_units > estimate_task.work_limit:
                     break
-                if self._needs_estimate(layouts[i][0], too_large_flags[i]):
-                    estimates[i] = self._estimated_layout(peak_estimates, *layouts[i])
-                    work_units += estimates[i].work.total
-            return estimates
+                if self._needs_estimate(layouts[layout_number][0], too_large_flags[layout_number]):
+                    estimate_by_number[layout_number] = self._estimated_layout(peak_estimates, *layouts[layout_number])
+                    work_units += estimate_by_number[layout_number].work.total
+            return estimate_by_number
 
-        estimate_tasks = [EstimateTask(tuple(numbers), work_limit) for numbers in numbers_by_sizes.values()]
+        estimate_tasks = [
+            EstimateTask(tuple(layout_numbers), work_limit) for layout_numbers in numbers_by_sizes.values()
+        ]
         return {
             i: estimate
             for estimates in self.replays.estimates(estimate_tasks, estimate_layouts)
@@ -383,21 +392,21 @@ class LayoutOrder:
     def _estimated_layout(
         self, peak_estimates: Sequence[PeakEstimate], layout: Layout, micro_batches: int
     ) -> EstimatedLayout:
-        """Returns a layout's estimate, computed in a forked process, where its work is not counted."""
+        """Returns a layout's estimate with its work, in a forked process; the parent process counts the work later."""
         earlier_measurements = [peak_estimate.measurements() for peak_estimate in peak_estimates]
         with SIMULATED_WORK.count_separately() as counted_work:
             candidate = self._candidate_or_error(layout, micro_batches)
-            work = counted_work()
+            estimate_work = counted_work()
         measurements = tuple(
-            peak_estimate.measurements_since(earlier)
-            for peak_estimate, earlier in zip(peak_estimates, earlier_measurements, strict=True)
+            peak_estimate.measurements_since(known_measurements)
+            for peak_estimate, known_measurements in zip(peak_estimates, earlier_measurements, strict=True)
         )
         if isinstance(candidate, Candidate):  # a function of this process is not sent to another
             is_counted = candidate.may_fit and not self.run_estimates.are_timed
             count_sent_bytes = partial(int, candidate.communication_bytes or 0) if is_counted else None
             candidate = replace(candidate, count_sent_bytes=count_sent_bytes)
         has_estimated_kernels = _kernel_layout_sizes(layout) in self._estimated_sizes
-        return EstimatedLayout(candidate, has_estimated_kernels, work, measurements)
+        return EstimatedLayout(candidate, has_estimated_kernels, estimate_work, measurements)
 
     def _candidate_of_estimate(
         self, estimate: EstimatedLayout, layout: Layout, micro_batches: int
@@ -444,7 +453,7 @@ class LayoutOrder:
             return False
 
     def _exceeds_capacity(self, byte_count: int) -> bool:
-        """Whether a layout whose tensors are estimated to have these bytes surely does not fit."""
+        """Whether a layout surely does not fit. byte_count: the estimated bytes of its tensors."""
         return self.run_estimates.estimate_errors.lower_bound(byte_count) > self.capacity
 
     def _fitting_candidate(
@@ -502,10 +511,12 @@ class LayoutOrder:
 
     def _with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
         """Returns the candidate under the next value of `--recompute` with which it may fit; None if none may."""
-        modes = self.recompute_modes[self.recompute_modes.index(candidate.recompute) + 1 :]
+        further_modes = self.recompute_modes[self.recompute_modes.index(candidate.recompute) + 1 :]
         try:
             recomputed_candidate = (
-                self._fitting_candidate(candidate.layout, candidate.micro_batches, modes) if modes else None
+                self._fitting_candidate(candidate.layout, candidate.micro_batches, further_modes)
+                if further_modes
+                else None
             )
         except InputError:
             return None
@@ -538,7 +549,8 @@ class LayoutOrder:
             assert candidate is not None
             unfit_candidates.append(candidate)
         index_of_layout = {
-            layout_and_batches: index for index, layout_and_batches in enumerate(self.layout_search.possible_layouts)
+            layout_and_batches: search_position
+            for search_position, layout_and_batches in enumerate(self.layout_search.possible_layouts)
         }
 
         def candidate_key(candidate: Candidate) -> tuple[bool, bool, int]:

@@ -70,7 +70,7 @@ class RankReplay(NamedTuple):
 
 
 def replay_layout(cluster: Cluster, replay_task: ReplayTask) -> ReplayedLayout:
-    """Replays those ranks of a layout that may need most, on the simulated allocator as `llmcalc memory` does.
+    """Replays the ranks of a layout that may need the most memory on the simulated allocator, as `llmcalc memory` does.
 
     The work is not counted, but returned. cluster: the ranks of the task's run.
     """
@@ -79,7 +79,7 @@ def replay_layout(cluster: Cluster, replay_task: ReplayTask) -> ReplayedLayout:
 
 
 def _replay_rank(cluster: Cluster, rank: int) -> RankReplay:
-    """Replays a rank, and returns the work of the replay instead of counting it."""
+    """Replays a rank, and returns its bytes with the work of the replay, which the caller counts."""
     with SIMULATED_WORK.count_separately() as counted_work:
         device_bytes = cluster.rank_memory(rank, cluster.memory.cuda_runtime).device.device_bytes
         return RankReplay(device_bytes, counted_work())
@@ -96,36 +96,36 @@ def _largest_replay(
     ranks: those that may need the most; left out are those that surely need no more than a replayed one.
     replay_rank: rank → its replay. Work before an error is counted.
     """
-    layout, first_stage = replay_task.layout_run.layout, replay_task.first_stage
-    replays: dict[int, RankReplay] = {}
+    layout, first_stage_index = replay_task.layout_run.layout, replay_task.first_stage
+    replay_by_rank: dict[int, RankReplay] = {}
 
     def work_so_far() -> CountedWork:
-        return total_work(replay.work for replay in replays.values())
+        return total_work(replay.work for replay in replay_by_rank.values())
 
     try:
-        if first_stage is None:
+        if first_stage_index is None:
             first_replay = RankReplay(0, CountedWork(0))
         else:
-            first_rank = layout.rank(pp=first_stage)
-            first_replay = replays[first_rank] = replay_rank(first_rank)
+            first_rank = layout.rank(pp=first_stage_index)
+            first_replay = replay_by_rank[first_rank] = replay_rank(first_rank)
             if replay_task.byte_limit is not None and first_replay.bytes > replay_task.byte_limit:
                 return ReplayedLayout(*first_replay, *first_replay)
         largest_bytes = first_replay.bytes
         for rank in ranks:
             if largest_bytes and replay_task.work_limit is not None and work_so_far().total > replay_task.work_limit:
                 break
-            if rank in replays:
+            if rank in replay_by_rank:
                 continue
-            if first_stage is not None:
+            if first_stage_index is not None:
                 upper_bound = estimate_errors.upper_bound_of_stage(
                     replay_task.stage_peaks[layout.coordinates(rank).pp],
-                    replay_task.stage_peaks[first_stage],
+                    replay_task.stage_peaks[first_stage_index],
                     first_replay.bytes,
                 )
                 if upper_bound <= largest_bytes:
                     continue
-            replays[rank] = replay_rank(rank)
-            largest_bytes = max(largest_bytes, replays[rank].bytes)
+            replay_by_rank[rank] = replay_rank(rank)
+            largest_bytes = max(largest_bytes, replay_by_rank[rank].bytes)
     except InputError:
         SIMULATED_WORK.add(work_so_far())
         raise
@@ -216,7 +216,7 @@ class LayoutReplays:
         """
         if not self._calls.can_fork:
             return
-        tasks: list[tuple[SearchTask, Hashable]] = []
+        replay_tasks: list[tuple[SearchTask, Hashable]] = []
         for run_index, layout_run in enumerate(layout_runs):
             if layout_run not in self._begun:
                 self._begun[layout_run] = self._replay_task(
@@ -224,36 +224,37 @@ class LayoutReplays:
                 )
                 self._begun_stages[layout_run] = self._stage_tasks(self._begun[layout_run])
             layout_tasks = self._begun_stages[layout_run].values() or (self._begun[layout_run],)
-            tasks += [(layout_task, _pass_sizes(layout_run)) for layout_task in layout_tasks]
-        self._calls.begin(tasks)
+            replay_tasks += [(layout_task, _pass_sizes(layout_run)) for layout_task in layout_tasks]
+        self._calls.begin(replay_tasks)
 
     def _stage_tasks(self, replay_task: ReplayTask) -> dict[int, StageTask]:
-        """Returns pipeline stage → the task of its ranks, the largest stage first; empty if the layout hardly fits.
+        """Returns the replay task of each pipeline stage, the largest stage first; empty if the layout hardly fits.
 
         Stages that surely need no more than the largest are left out. The result is empty for a single task.
         """
-        layout, stage_peaks, first_stage = (
+        layout, stage_peaks, first_stage_index = (
             replay_task.layout_run.layout,
             replay_task.stage_peaks,
             replay_task.first_stage,
         )
         if (
-            first_stage is None
+            first_stage_index is None
             or replay_task.byte_limit is None
-            or (largest_peak := stage_peaks[first_stage]) > replay_task.byte_limit
+            or (largest_peak := stage_peaks[first_stage_index]) > replay_task.byte_limit
             or not self._run_estimates.framework.replays_stages_alone
         ):
             return {}
-        ranks_by_stage = {first_stage: {layout.rank(pp=first_stage)}}
+        ranks_by_stage = {first_stage_index: {layout.rank(pp=first_stage_index)}}
         for rank in self._run_estimates.cluster(replay_task.layout_run).ranks_that_may_need_most:
-            stage = layout.coordinates(rank).pp
+            stage_index = layout.coordinates(rank).pp
             upper_bound = self._run_estimates.estimate_errors.upper_bound_of_stage(
-                stage_peaks[stage], largest_peak, largest_peak
+                stage_peaks[stage_index], largest_peak, largest_peak
             )
             if upper_bound > largest_peak:
-                ranks_by_stage.setdefault(stage, set()).add(rank)
+                ranks_by_stage.setdefault(stage_index, set()).add(rank)
         return {
-            stage: StageTask(replay_task.layout_run, tuple(sorted(ranks))) for stage, ranks in ranks_by_stage.items()
+            stage_index: StageTask(replay_task.layout_run, tuple(sorted(stage_ranks)))
+            for stage_index, stage_ranks in ranks_by_stage.items()
         }
 
     def replayed_bytes(self, layout_run: LayoutRun, byte_limit: int | None) -> int:
@@ -283,15 +284,17 @@ class LayoutReplays:
         if not stage_tasks:
             replayed_layout: ReplayedLayout = self._calls.result(replay_task)
             return replayed_layout
-        replays: dict[int, RankReplay] = {}
+        replay_by_rank: dict[int, RankReplay] = {}
 
         def replay_rank(rank: int) -> RankReplay:
-            if rank not in replays:
-                replays.update(self._calls.result(stage_tasks[replay_task.layout_run.layout.coordinates(rank).pp]))
-            return replays[rank]
+            if rank not in replay_by_rank:
+                replay_by_rank.update(
+                    self._calls.result(stage_tasks[replay_task.layout_run.layout.coordinates(rank).pp])
+                )
+            return replay_by_rank[rank]
 
-        ranks = sorted(rank for stage_task in stage_tasks.values() for rank in stage_task.ranks)
-        replayed_layout = _largest_replay(self._run_estimates.estimate_errors, replay_task, ranks, replay_rank)
+        all_ranks = sorted(rank for stage_task in stage_tasks.values() for rank in stage_task.ranks)
+        replayed_layout = _largest_replay(self._run_estimates.estimate_errors, replay_task, all_ranks, replay_rank)
         self._calls.forget(stage_tasks.values())
         return replayed_layout
 

@@ -80,8 +80,8 @@ def kaplan_range() -> tuple[float, float]:
 
 def critical_depth(hidden_size: int) -> float:
     """Returns the depth beyond which more layers raise the loss: 16·(h/512)^0.44 (Fahim & Karim 2026)."""
-    layers, reference_width = CRITICAL_ANCHOR
-    return float(layers * (hidden_size / reference_width) ** CRITICAL_EXPONENT)
+    reference_depth, reference_width = CRITICAL_ANCHOR
+    return float(reference_depth * (hidden_size / reference_width) ** CRITICAL_EXPONENT)
 
 
 @dataclass(frozen=True)

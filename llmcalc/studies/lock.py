@@ -46,7 +46,7 @@ class LockedModel:
 
 @dataclass(frozen=True)
 class LockChange:
-    """A value in which a model differs from its lock-file entry.
+    """A value of a model that differs between its lock-file entry and the current count.
 
     target: the model.
     key: the value's path in the entry.
@@ -85,7 +85,10 @@ def locked_model(preset: Preset) -> LockedModel:
             "flops": {"seq": flop_count.workload.seq, "full": flop_count.full, "causal": flop_count.causal},
             "cache": _cache_bytes(preset),
             "weights": _weight_bytes(preset),
-            "statuses": {f"{evidence.kind} {evidence.name}": evidence.status for evidence in evidence_of_parts(spec)},
+            "statuses": {
+                f"{part_evidence.kind} {part_evidence.name}": part_evidence.status
+                for part_evidence in evidence_of_parts(spec)
+            },
         },
     )
 

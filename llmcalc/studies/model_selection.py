@@ -48,14 +48,14 @@ class ModelFilter:
         if self.min_params is not None and self.max_params is not None and self.min_params > self.max_params:
             raise InputError(f"--min-params: {self.min_params:,} is more than --max-params, {self.max_params:,}")
 
-    def accepts(self, spec: ModelSpec, parameters: int) -> bool:
+    def accepts(self, spec: ModelSpec, parameter_count: int) -> bool:
         """Whether the filter accepts a model with this number of parameters."""
         return (
             self.kind in (None, spec.kind)
             and (self.attention is None or self.attention in attention_kinds(spec))
             and self.moe in (None, spec.has_experts)
-            and (self.min_params is None or parameters >= self.min_params)
-            and (self.max_params is None or parameters <= self.max_params)
+            and (self.min_params is None or parameter_count >= self.min_params)
+            and (self.max_params is None or parameter_count <= self.max_params)
         )
 
 
@@ -98,10 +98,10 @@ def attention_kinds(spec: ModelSpec) -> frozenset[str]:
     own names (`mla`, `mamba2`, `gated_delta_net`, …).
     """
     from ..components.base import TokenMixer
-    from .distinct_layers import distinct_blocks
+    from .distinct_layers import distinct_layers
 
     attention_names: set[str] = set()
-    mixers: list[Any] = [block.attention for block in distinct_blocks(spec) if isinstance(block.attention, TokenMixer)]
+    mixers: list[Any] = [block.attention for block in distinct_layers(spec) if isinstance(block.attention, TokenMixer)]
     for mixer in mixers:
         head_sizes = mixer.head_sizes(spec.hidden_size)
         mixer_type = mixer.type

@@ -124,11 +124,11 @@ class LayoutPlan:
     @property
     def larger_batch_of_cost(self) -> int:
         """The sequences per step that `llmcalc cost` assumes if they are more than this plan's; otherwise 0."""
-        model_memory, tokens = self.memory, int(self.memory.states.workload.seq)
+        model_memory, sequence_tokens = self.memory, int(self.memory.states.workload.seq)
         if not self.is_batch_assumed or not is_pretraining(model_memory.spec, model_memory.settings.lora_rank):
             return 0
-        batch = usual_batch(tokens, self.devices, self.published_step_tokens)
-        return batch if batch > self.global_batch else 0
+        cost_batch = usual_batch(sequence_tokens, self.devices, self.published_step_tokens)
+        return cost_batch if cost_batch > self.global_batch else 0
 
     @property
     def step_tokens(self) -> int:
@@ -146,7 +146,7 @@ class LayoutPlan:
 
     @property
     def candidates_in_order(self) -> list[tuple[LayoutPlan, Candidate]]:
-        """The candidates in order, each with the `LayoutPlan` of its framework.
+        """The candidates of all plans, fitting ones first, each with the `LayoutPlan` of its framework.
 
         Fitting layouts come as listed, then layouts that may fit but were not replayed.
         """
@@ -171,7 +171,9 @@ class LayoutPlan:
         ]
         if self.other_plans and all(plan.training_times is not None for plan, _ in layouts_and_plans):
             candidates = [candidate for _, candidate in layouts_and_plans]
-            order_by_candidate_id = {id(candidate): i for i, candidate in enumerate(sorted_by_time(candidates))}
+            order_by_candidate_id = {
+                id(candidate): time_order for time_order, candidate in enumerate(sorted_by_time(candidates))
+            }
             layouts_and_plans.sort(key=lambda layout_and_plan: order_by_candidate_id[id(layout_and_plan[1])])
         return layouts_and_plans[: self.row_limit]
 
@@ -312,8 +314,8 @@ def plan_layouts(
     )
     layout_estimates = layout_estimates or LayoutEstimates(model_memory, framework_record)
     layout_times, untimed_reason = _layout_times(model_memory, hardware, order_name, time_settings, framework_record)
-    version = layout_request.framework_version or ""
-    run_estimates = RunEstimates(layout_estimates, version, layout_times)
+    framework_version = layout_request.framework_version or ""
+    run_estimates = RunEstimates(layout_estimates, framework_version, layout_times)
     budget = budget or new_search_budget()
     recompute_modes = (
         _recompute_modes(model_memory, framework_record)
@@ -335,7 +337,7 @@ def plan_layouts(
     compared_layouts: tuple[ComparedLayout, ...] = ()
     if compare_frameworks is not None and layout_times is not None and not is_incomplete:
         compared_layouts = compare_frameworks(layout_times.settings.stack, global_batch)
-    plan = LayoutPlan(
+    layout_plan = LayoutPlan(
         layout_estimates,
         hardware,
         layout_request.devices,
@@ -346,16 +348,16 @@ def plan_layouts(
         layout_times,
         untimed_reason,
         is_batch_assumed=is_batch_assumed,
-        version=version,
+        version=framework_version,
         compared_layouts=compared_layouts,
     )
     if is_incomplete:
-        raise incomplete_search_error(plan)
-    return plan
+        raise incomplete_search_error(layout_plan)
+    return layout_plan
 
 
 def first_fitting_plan(plans: Sequence[LayoutPlan]) -> LayoutPlan:
-    """Returns the first of the plans that has a fitting layout, with the other such plans added; else the last."""
+    """Returns the first plan with a fitting layout, to which other such plans are added; else the last plan."""
     fitting_plans = [plan for plan in plans if plan.ranked_layouts.fitting_candidates]
     return replace(fitting_plans[0], other_plans=tuple(fitting_plans[1:])) if fitting_plans else plans[-1]
 
@@ -407,21 +409,24 @@ def _layout_times(
         return None, str(error)
 
 
-def replayed_bytes(model_memory: Memory, framework: Framework, version: str, candidate: Candidate) -> int:
+def replayed_bytes(model_memory: Memory, framework: Framework, framework_version: str, candidate: Candidate) -> int:
     """Returns the bytes of a layout's largest rank, replayed on the simulated allocator as `llmcalc memory` does.
 
     model_memory: the model and its run, with the number of its micro-batches.
     """
-    cluster = Cluster.with_framework(model_memory, candidate.layout, framework, version)
+    cluster = Cluster.with_framework(model_memory, candidate.layout, framework, framework_version)
     replayed_layout = replay_layout(cluster, ReplayTask(candidate.run))
     SIMULATED_WORK.add(replayed_layout.work)
     return replayed_layout.bytes
 
 
-def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
-    """Whether the tensors of a layout's largest rank fit."""
+def tensors_fit(memory_estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity_bytes: int) -> bool:
+    """Whether the tensors of a layout's largest rank fit in `capacity_bytes`."""
     try:
         lower_bound_bytes = memory_estimate.lower_bound_bytes(layout)
-        return lower_bound_bytes <= capacity and memory_estimate.largest_rank_bytes(layout, micro_batches) <= capacity
+        return (
+            lower_bound_bytes <= capacity_bytes
+            and memory_estimate.largest_rank_bytes(layout, micro_batches) <= capacity_bytes
+        )
     except InputError:
         return False

@@ -99,13 +99,15 @@ class _PhaseCalculator:
         """
         if not self.rollout.engine:
             return None
-        engine, version = engine_and_version(self.rollout.engine)
+        engine, engine_version = engine_and_version(self.rollout.engine)
         if engine.budgets_free_memory:
-            free_bytes = hardware.capacity_bytes - sum(term.bytes for term in self._terms_between_passes())
+            free_bytes = hardware.capacity_bytes - sum(
+                memory_term.bytes for memory_term in self._terms_between_passes()
+            )
             hardware = hardware.model_copy(update={"driver_total": max(free_bytes, 1), "usable_memory_bytes": None})
         try:
             engine_flags = read_flag_values(engine.title, engine.known_flags(), self.rollout.flags)
-            return engine.memory_on(self.preset, hardware, version, engine_flags)
+            return engine.memory_on(self.preset, hardware, engine_version, engine_flags)
         except InputError as error:
             error_text = with_arguments_for_flags(str(error), self.rollout.argument_by_engine_flag)
             raise InputError(f"the rollout's {engine.title}: {error_text}") from None
@@ -131,9 +133,9 @@ class _PhaseCalculator:
     def _terms_between_passes(self) -> list[PhaseTerm]:
         """Returns the memory terms that training keeps on the device between passes."""
         other_states = [
-            term
-            for term in self._other_model_terms()
-            if term.name != "reference" or term.name not in self.rollout.offloaded_states
+            memory_term
+            for memory_term in self._other_model_terms()
+            if memory_term.name != "reference" or memory_term.name not in self.rollout.offloaded_states
         ]
         return list(_nonzero_terms([*self._trained_model_terms(()), *other_states, self._context_term()]))
 
@@ -145,9 +147,9 @@ class _PhaseCalculator:
 
     def _other_model_terms(self) -> Iterator[PhaseTerm]:
         """Yields the memory terms of other models on the device: reference, reward and critic models."""
-        for model_name, model in self._frozen_models():
-            if model.weights_location == "device":
-                yield self._frozen_term(model_name, model)
+        for model_name, additional_model in self._frozen_models():
+            if additional_model.weights_location == "device":
+                yield self._frozen_term(model_name, additional_model)
         if self.rollout.critic_location == "device":
             yield self._critic_terms()
 
@@ -155,10 +157,13 @@ class _PhaseCalculator:
         yield "reference", self.rollout.reference_model
         yield "reward", self.rollout.reward_model
 
-    def _frozen_term(self, model_name: str, model: AdditionalModel) -> PhaseTerm:
-        parameters = model.parameter_count or self.cluster.memory.states.parameter_count.total
+    def _frozen_term(self, model_name: str, additional_model: AdditionalModel) -> PhaseTerm:
+        parameter_count = additional_model.parameter_count or self.cluster.memory.states.parameter_count.total
         return PhaseTerm(
-            model_name, parameters * model.bytes_per_weight // model.rank_count, "estimate", self.rollout.source
+            model_name,
+            parameter_count * additional_model.bytes_per_weight // additional_model.rank_count,
+            "estimate",
+            self.rollout.source,
         )
 
     def _critic_terms(self) -> PhaseTerm:
@@ -208,12 +213,12 @@ class _PhaseCalculator:
 
     def _largest_matrix_bytes(self) -> int:
         """The bytes of the largest matrix of the undivided model, at two bytes per element."""
-        dense_width, _, experts = EngineRank(self.preset, includes_towers=False).widest_network_sizes
+        dense_width, _, expert_count = EngineRank(self.preset, includes_towers=False).widest_network_sizes
         hidden_size = self.model.hidden_size
         matrix_width = max(
             dense_width,
             self.model.vocab_size,
-            0 if experts is None else experts.expert_count * experts.intermediate_size,
+            0 if expert_count is None else expert_count.expert_count * expert_count.intermediate_size,
         )
         return 2 * matrix_width * hidden_size
 
@@ -224,9 +229,9 @@ class _PhaseCalculator:
         yield from self._other_model_terms()
         if "weights" not in rollout.offloaded_states:
             frozen_weight_terms = (
-                self._frozen_term(model_name, model)
-                for model_name, model in self._frozen_models()
-                if model.weights_location == "host"
+                self._frozen_term(model_name, additional_model)
+                for model_name, additional_model in self._frozen_models()
+                if additional_model.weights_location == "host"
             )
             yield from sorted(frozen_weight_terms, key=lambda term: -term.bytes)[:1]  # one after the other
         gathered_bytes = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
@@ -239,10 +244,10 @@ class _PhaseCalculator:
 
     def _layer_bytes(self) -> int:
         """Returns the bytes of one layer's activations in a pass without gradients."""
-        dense_width, is_gated, experts = self.model.widest_network_sizes
+        dense_width, is_gated, expert_count = self.model.widest_network_sizes
         network_width = dense_width * (3 if is_gated else 2)
-        if experts is not None:
-            network_width = max(network_width, experts.top_k * 3 * experts.intermediate_size)
+        if expert_count is not None:
+            network_width = max(network_width, expert_count.top_k * 3 * expert_count.intermediate_size)
         element_bytes = max(2, DTYPE_BITS[self.cluster.memory.states.dtype] // 8)
         row_count = self.rollout.sequence_count * self.rollout.tokens_per_sequence
         return row_count * element_bytes * (HIDDEN_VECTORS * self.model.hidden_size + network_width)

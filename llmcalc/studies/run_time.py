@@ -195,9 +195,11 @@ class TrainingTimes:
             )
 
     def _set_timers(self) -> None:
-        spec, stack = self.memory.spec, self.stack.on_fastest_host
+        spec, fastest_stack = self.memory.spec, self.stack.on_fastest_host
         self.step_timer: StepTimer = StepTimer(spec, self.device, self.stack)
-        self.fast_host_timer: StepTimer | None = None if stack is None else StepTimer(spec, self.device, stack)
+        self.fast_host_timer: StepTimer | None = (
+            None if fastest_stack is None else StepTimer(spec, self.device, fastest_stack)
+        )
 
     def with_memory(self, memory: Memory) -> TrainingTimes:
         """Returns the time estimates of the same model with another recomputation setting."""
@@ -222,7 +224,7 @@ class TrainingTimes:
         return [*unpriced_options(self.memory, self.stack), *self.settings.unpriced_settings]
 
     def _ignored_overlap(self, layout: Layout) -> list[str]:
-        """Returns a given overlap of tensor-parallel messages, which is ignored without sequence parallelism."""
+        """Returns the typed overlap of tensor-parallel messages if it has no effect without sequence parallelism."""
         overlapped_parallel_groups = (self.settings.overlap or "").split(",")
         is_ignored = layout.tp > 1 and not layout.sequence_parallel and not self.stack.hides_all_reduces
         return (
@@ -331,7 +333,7 @@ class TrainingTimes:
 
     @staticmethod
     def _run_count(timed_pass: TimedPass, step_plan: StepPlan, operation: TimedOperation) -> float:
-        """Returns how often a kernel runs in one micro-batch: once per layer, and again where it is recomputed."""
+        """Returns the number of runs of a kernel in one micro-batch: one per layer, and more if it is recomputed."""
         run_count = 1.0
         if not operation.is_backward and operation.layer_kind_index >= 0:
             is_skipped = step_plan.stops_early and operation.ends_layer
@@ -349,20 +351,22 @@ class TrainingTimes:
 
     def _host_wait_seconds(self, timed_pass: TimedPass, step_plan: StepPlan) -> float:
         """Returns the seconds in which the device waits for kernel launches in a micro-batch through all layers."""
-        seconds = 0.0
+        host_wait_seconds = 0.0
         repeated_modules = step_plan.repeated_modules(timed_pass)
         for layer_index in range(len(timed_pass.rank_work.layer_kinds)):
             skipped_seconds = timed_pass.ending_seconds(layer_index) if step_plan.stops_early else 0.0
-            for run, is_backward, run_count, skipped_layer_seconds in (
+            for timed_kernels, is_backward, run_count, skipped_layer_seconds in (
                 (timed_pass, False, 1.0, 0.0),
                 (timed_pass, False, step_plan.recomputed_share, skipped_seconds),
                 (repeated_modules, False, 1.0, 0.0),
                 (timed_pass, True, 1.0, 0.0),
             ):
-                kernel_seconds = run.layer_seconds(layer_index, is_backward=is_backward) - skipped_layer_seconds
-                wait_seconds = host_wait(run, self.stack, layer_index, is_backward, kernel_seconds)
-                seconds += float(timed_pass.rank_work.layer_count(layer_index) * run_count * wait_seconds)
-        return seconds
+                kernel_seconds = (
+                    timed_kernels.layer_seconds(layer_index, is_backward=is_backward) - skipped_layer_seconds
+                )
+                wait_seconds = host_wait(timed_kernels, self.stack, layer_index, is_backward, kernel_seconds)
+                host_wait_seconds += float(timed_pass.rank_work.layer_count(layer_index) * run_count * wait_seconds)
+        return host_wait_seconds
 
     def _slower_settings(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
         """Yields settings that often slow down runs, each with the seconds that the step would take."""
@@ -421,12 +425,16 @@ def _optimizer_bytes_and_flops(memory: Memory) -> tuple[float, float]:
     memory_use = memory.states
     assert memory_use.optimizer is not None
     product_flops, parameter_count = optimizer(memory_use.optimizer.name).product_flops, memory_use.parameter_count
-    flops: Number = 0
+    flops_per_parameter: Number = 0
     if product_flops is not None and memory_use.adapters is None:
-        flops = product_flops(list(trained_tensors(parameter_count.tree, parameter_count.include)))
+        flops_per_parameter = product_flops(list(trained_tensors(parameter_count.tree, parameter_count.include)))
     state_sizes = memory_use.optimizer.states.items()
-    state_bytes = sum(size for name, size in state_sizes if name != "step")  # step: one number per tensor
-    return float(state_bytes / memory_use.trained_parameters), float(flops / memory_use.trained_parameters)
+    state_bytes = sum(
+        element_bytes for state_name, element_bytes in state_sizes if state_name != "step"
+    )  # step: one number per tensor
+    return float(state_bytes / memory_use.trained_parameters), float(
+        flops_per_parameter / memory_use.trained_parameters
+    )
 
 
 def _adapters_of_run(model_memory: Memory) -> Adapters | None:
@@ -484,10 +492,15 @@ def inference_formats(model_memory: Memory, cached_tokens: int) -> NumberFormats
     memory_use, cache_bits = model_memory.states, _cache_bits(model_memory, cached_tokens)
     quantized_weights = memory_use.quantized_size
     if quantized_weights is None:
-        dtype = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
-        return NumberFormats(dtype, float(8 * memory_use.weights / memory_use.parameter_count.total), cache_bits)
+        product_format = DTYPE_FORMATS.get(memory_use.dtype, "bf16")
+        return NumberFormats(
+            product_format, float(8 * memory_use.weights / memory_use.parameter_count.total), cache_bits
+        )
     scheme_label = quantized_weights.scheme.label
-    dtype = next((name for prefix, name in SCHEME_FORMATS if scheme_label.startswith(prefix)), QUANTIZED_FORMAT)
+    product_format = next(
+        (format_name for scheme_prefix, format_name in SCHEME_FORMATS if scheme_label.startswith(scheme_prefix)),
+        QUANTIZED_FORMAT,
+    )
     elements_by_component = memory_use.parameter_count.by_component
     head_kinds = [component for component in ("lm_head", "embedding") if component in elements_by_component]
     layer_bits, *head_bits = (
@@ -503,7 +516,7 @@ def inference_formats(model_memory: Memory, cached_tokens: int) -> NumberFormats
         if component_kinds
     )
     has_block_scales = quantized_weights.scheme.has_square_blocks
-    return NumberFormats(dtype, layer_bits, cache_bits, next(iter(head_bits), None), has_block_scales)
+    return NumberFormats(product_format, layer_bits, cache_bits, next(iter(head_bits), None), has_block_scales)
 
 
 def _cache_bits(model_memory: Memory, cached_tokens: int) -> float:
@@ -555,12 +568,12 @@ def time_inference(
     hardware: Hardware,
     layout: Layout,
     time_settings: TimeSettings,
-    context: int = 0,
+    context_tokens: int = 0,
     has_server_delay: bool = False,
 ) -> TimedRun:
     """Returns the `TimedRun` of a batch of prompts, or of decoding one token per sequence.
 
-    context: in prefill, tokens of each sequence that are cached before the prompt.
+    context_tokens: in prefill, tokens of each sequence that are cached before the prompt.
     has_server_delay: whether the time of a server before the first token is added.
     Raises `InputError` for a phase without a time.
     """
@@ -577,15 +590,24 @@ def time_inference(
     device, workload = time_settings.device(hardware), model_memory.states.workload
     batch, seq = int(workload.batch), int(workload.seq)
     replica_layout = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
-    tokens = seq if phase == "decode" else seq + context
-    number_formats, chunk = inference_formats(model_memory, tokens), model_memory.settings.chunk
+    total_tokens = seq if phase == "decode" else seq + context_tokens
+    number_formats, chunk_tokens = inference_formats(model_memory, total_tokens), model_memory.settings.chunk
     run_formats = number_formats.formats_on(device)
 
     def pass_on(device: Device, software_stack: SoftwareStack) -> InferencePass:
         if phase == "decode":
             return decode(spec, device, software_stack, batch, seq, replica_layout, run_formats)
         return prefill(
-            spec, device, software_stack, batch, seq, context, chunk, replica_layout, run_formats, has_server_delay
+            spec,
+            device,
+            software_stack,
+            batch,
+            seq,
+            context_tokens,
+            chunk_tokens,
+            replica_layout,
+            run_formats,
+            has_server_delay,
         )
 
     software_stack = _with_attention_of_run(supporting_stack, model_memory, hardware)
@@ -597,7 +619,7 @@ def time_inference(
     )
     part_seconds = {part_name: float(seconds) for part_name, seconds in inference_pass.seconds_by_part.items()}
     kernel_seconds = sum(run_count * operation.seconds for run_count, operation in timed_operations)
-    new_tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, context)
+    new_tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, context_tokens)
     untested_reason = untested_layout_text(software_stack, layout)
     return TimedRun(
         spec,

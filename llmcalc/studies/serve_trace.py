@@ -76,19 +76,19 @@ def trace_times(server: Server, trace: RequestTrace, step_seconds: StepSeconds, 
     """
     ratio_range = server.time_range(1.0, "decode")
     simulated_runs = [
-        _serve_scaled(server, trace, step_seconds, float(time_scale), budget)
+        _simulate_trace(server, trace, step_seconds, float(time_scale), budget)
         for time_scale in (1.0, ratio_range.low, ratio_range.high)
     ]
     estimated_run = simulated_runs[0]
-    seconds = max(request.end_seconds for request in estimated_run)
+    trace_seconds = max(request.end_seconds for request in estimated_run)
     further_tokens = trace.mean_output_tokens - 1
     seconds_in_server = sum(request.ttft + (request.tpot or 0.0) * further_tokens for request in estimated_run)
     ttft = _percentiles_of_runs([[request.ttft for request in served_requests] for served_requests in simulated_runs])
     tpot = _percentiles_of_runs([_tpots_of_requests(served_requests) for served_requests in simulated_runs])
-    return TraceTimes(ttft, tpot, seconds, trace.output_tokens / seconds, seconds_in_server / seconds)
+    return TraceTimes(ttft, tpot, trace_seconds, trace.output_tokens / trace_seconds, seconds_in_server / trace_seconds)
 
 
-def _serve_scaled(
+def _simulate_trace(
     server: Server, trace: RequestTrace, step_seconds: StepSeconds, seconds_scale: float, budget: StepBudget
 ) -> list[ServedRequest]:
     return serve_trace(
@@ -116,9 +116,9 @@ def _percentiles_of_runs(simulated_latencies: Sequence[Sequence[float]]) -> dict
     }
 
 
-def _percentile(seconds: Sequence[float], percent: int) -> float:
+def _percentile(request_seconds: Sequence[float], percent: int) -> float:
     """Returns a percentile of the requests' seconds; 0 without requests."""
-    sorted_seconds = sorted(seconds) or [0.0]
+    sorted_seconds = sorted(request_seconds) or [0.0]
     return sorted_seconds[min(len(sorted_seconds) - 1, len(sorted_seconds) * percent // 100)]
 
 
@@ -142,11 +142,11 @@ def size_server_for_trace(
     def undersize_reason(replica_count: int) -> str:
         sized_server = server.with_replicas(replica_count)
         if latency_limits.tpot is not None:
-            tpots = _tpots_of_requests(_serve_scaled(sized_server, trace, step_seconds, 1.0, budget))
+            tpots = _tpots_of_requests(_simulate_trace(sized_server, trace, step_seconds, 1.0, budget))
             if _percentile(tpots, LIMIT_PERCENTILE) > latency_limits.tpot:
                 return "TPOT of one request in ten above --tpot"
         if latency_limits.ttft is not None:
-            served_requests = _serve_scaled(sized_server, trace, step_seconds, longest_step_ratio, budget)
+            served_requests = _simulate_trace(sized_server, trace, step_seconds, longest_step_ratio, budget)
             if _percentile([request.ttft for request in served_requests], LIMIT_PERCENTILE) > latency_limits.ttft:
                 return "TTFT of one request in ten above --ttft"
         return ""

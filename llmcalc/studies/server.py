@@ -66,11 +66,13 @@ class LayoutSizes:
     def devices(self) -> int:
         return self.tp * self.pp * self.dp
 
-    def layout(self, layers: int) -> Layout:
+    def layout(self, layer_count: int) -> Layout:
         """Returns the layout of a replica. Raises `InputError` for contradictory sizes."""
         layers_per_stage = None
-        if layers % self.pp:
-            layers_per_stage = tuple(layers // self.pp + (index < layers % self.pp) for index in range(self.pp))
+        if layer_count % self.pp:
+            layers_per_stage = tuple(
+                layer_count // self.pp + (stage_index < layer_count % self.pp) for stage_index in range(self.pp)
+            )
         etp = self.tp * self.dp // self.ep if self.ep > 1 else None
         return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.ep, etp=etp, pp_layout=layers_per_stage)
 
@@ -177,10 +179,12 @@ class Server:
         The widest range with drafted tokens, and with separate devices for prompts, because these were never measured.
         """
         replica = self.replica
-        reason = untested_layout_text(replica.stack, replica.layout)
-        reason = reason if self.disaggregated_server is None else "prompts on replicas of their own"
-        reason = reason if replica.speculation is None else "drafted tokens"
-        return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, reason, burst_seconds)
+        untested_reason = untested_layout_text(replica.stack, replica.layout)
+        untested_reason = untested_reason if self.disaggregated_server is None else "prompts on replicas of their own"
+        untested_reason = untested_reason if replica.speculation is None else "drafted tokens"
+        return expected_range(
+            seconds, phase, replica.device, replica.stack, replica.spec, untested_reason, burst_seconds
+        )
 
     def load_point(self, concurrency: int) -> LoadPoint:
         """Returns the `LoadPoint` at a concurrency, which is divided evenly over the replicas."""
@@ -257,7 +261,7 @@ class Server:
 
         requested_point: the point of the load that is asked for; default none.
         """
-        concurrencies = {2**i for i in range(self.most_requests.bit_length())} | {self.most_requests}
+        concurrencies = {2**exponent for exponent in range(self.most_requests.bit_length())} | {self.most_requests}
         load_points = {
             concurrency: self.load_point(concurrency) for concurrency in concurrencies if concurrency >= self.replicas
         }

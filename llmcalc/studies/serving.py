@@ -65,14 +65,14 @@ class SizesRequest:
     @property
     def states_layout(self) -> bool:
         """Whether the user gave any size of a replica's layout; then the other sizes are 1."""
-        return any(degree is not None for degree in (self.tp, self.pp, self.dp, self.ep))
+        return any(group_size is not None for group_size in (self.tp, self.pp, self.dp, self.ep))
 
-    def candidates(self, experts: int) -> Iterator[list[LayoutSizes]]:
+    def candidates(self, expert_count: int) -> Iterator[list[LayoutSizes]]:
         """Yields lists of a replica's layouts; a list is tried only if no layout of the lists before it fits.
 
         After the usual layouts come those with any number of stages or of ranks with attention of their own: at first
         those that use all devices, then those that leave as few devices idle as possible, each with as few stages as
-        possible. In a list the fewest devices come first. experts: per layer; 0 for a dense model.
+        possible. In a list the fewest devices come first. expert_count: per layer; 0 for a dense model.
         """
         if self.states_layout:
             tp, ep = self.tp or 1, self.ep or 1
@@ -82,14 +82,14 @@ class SizesRequest:
         most_devices = min(MAX_REPLICA_DEVICES, self.devices or MAX_REPLICA_DEVICES)
         usual_sizes = [
             candidate_sizes
-            for candidate_sizes in _replica_layouts(STAGE_COUNTS, ATTENTION_RANKS, experts)
+            for candidate_sizes in _replica_layouts(STAGE_COUNTS, ATTENTION_RANKS, expert_count)
             if candidate_sizes.devices <= most_devices
         ]
         tried_sizes = self._layouts_by_devices(usual_sizes, self.devices)
         yield tried_sizes
         if self.devices is None:
             return
-        further_sizes = set(_replica_layouts(range(1, MAX_STAGES + 1), range(2, MAX_REPLICA_DEVICES + 1), experts))
+        further_sizes = set(_replica_layouts(range(1, MAX_STAGES + 1), range(2, MAX_REPLICA_DEVICES + 1), expert_count))
         further_sizes.difference_update(tried_sizes)
         for used_devices in range(self.devices, max(0, self.devices - DEFAULT_DOMAIN_SIZE * MAX_STAGES), -1):
             sizes_to_try = self._layouts_by_devices(further_sizes, used_devices)
@@ -113,20 +113,20 @@ class SizesRequest:
 
 
 def _replica_layouts(
-    stage_counts: Iterable[int], attention_dp_sizes: Sequence[int], experts: int
+    stage_counts: Iterable[int], attention_dp_sizes: Sequence[int], expert_count: int
 ) -> Iterator[LayoutSizes]:
     """Yields a replica's layouts with these numbers of pipeline stages and of data-parallel attention ranks.
 
-    experts: per layer; 0 for a dense model.
+    expert_count: per layer; 0 for a dense model.
     """
     for tp, pp in product(TENSOR_RANKS, stage_counts):
         yield LayoutSizes(tp, pp)
-        if not experts:
+        if not expert_count:
             continue
-        if tp > 1 and experts % tp == 0:
+        if tp > 1 and expert_count % tp == 0:
             yield LayoutSizes(tp, pp, 1, tp)
         for dp in attention_dp_sizes if pp == 1 else ():
-            if experts % (tp * dp) == 0:
+            if expert_count % (tp * dp) == 0:
                 yield LayoutSizes(tp, pp, dp, tp * dp)
 
 
@@ -203,9 +203,9 @@ class ServeStudy:
     @property
     def long_request_variable(self) -> str:
         """The environment variable that the engine needs for requests this long; empty if it needs none."""
-        flags = {self.engine.field_of_option("--seq"): self.longest_request, **self.engine_flags}
+        server_flags = {self.engine.field_of_option("--seq"): self.longest_request, **self.engine_flags}
         variable_name: str = self.engine.server(
-            self.preset, self.hardware, self.version, flags
+            self.preset, self.hardware, self.version, server_flags
         ).missing_environment_variable
         return variable_name
 
@@ -214,8 +214,12 @@ class ServeStudy:
         rejection_counts: Counter[str] = Counter()
         fitting_servers = list(self._fitting_servers(rejection_counts))
         if not fitting_servers and not rejection_counts:
-            stated_sizes = {name: getattr(self.sizes_request, name) for name in ("tp", "pp", "dp", "ep")}
-            sizes_text = " ".join(f"--{name} {size}" for name, size in stated_sizes.items() if size is not None)
+            stated_sizes = {size_name: getattr(self.sizes_request, size_name) for size_name in ("tp", "pp", "dp", "ep")}
+            sizes_text = " ".join(
+                f"--{size_name} {group_size}"
+                for size_name, group_size in stated_sizes.items()
+                if group_size is not None
+            )
             raise ImpossibleLayout(
                 f"--devices {self.sizes_request.devices}: no layout of so many is possible{' with ' * bool(sizes_text)}"
                 f"{sizes_text}; expected another number or layout"
@@ -223,40 +227,45 @@ class ServeStudy:
         tried_servers: list[Server] = []
         points_at_limits: list[LoadPoint | None] = []
         limit_verdicts: list[bool] = []
-        traces: list[TraceTimes] = []
-        budget = StepBudget()
+        all_trace_times: list[TraceTimes] = []
+        step_budget = StepBudget()
         for server in fitting_servers:
             if self.trace is None:
-                sized_server, point, refusal_reason = self._sized_server(server)
+                sized_server, load_point, refusal_reason = self._sized_server(server)
             else:
                 sized_server, trace_times, refusal_reason = size_server_for_trace(
-                    server, self.sizes_request.replicas(server.layout_sizes), self.trace, self.latency_limits, budget
+                    server,
+                    self.sizes_request.replicas(server.layout_sizes),
+                    self.trace,
+                    self.latency_limits,
+                    step_budget,
                 )
-                point = sized_server.load_point(
+                load_point = sized_server.load_point(
                     min(max(1, round(trace_times.mean_concurrency)), sized_server.most_requests)
                 )
-                traces.append(trace_times)
+                all_trace_times.append(trace_times)
             tried_servers.append(sized_server)
-            points_at_limits.append(point)
-            limit_verdicts.append(point is not None and not refusal_reason)
+            points_at_limits.append(load_point)
+            limit_verdicts.append(load_point is not None and not refusal_reason)
             if refusal_reason:
                 rejection_counts[refusal_reason] += 1
-        curves = [
-            tuple(server.load_curve(point)) for server, point in zip(tried_servers, points_at_limits, strict=True)
+        load_curves = [
+            tuple(server.load_curve(load_point))
+            for server, load_point in zip(tried_servers, points_at_limits, strict=True)
         ]
         return StudiedServers(
             tuple(tried_servers),
-            tuple(curves),
+            tuple(load_curves),
             tuple(points_at_limits),
-            _pareto_front(curves),
-            _cheapest_server_index(points_at_limits, limit_verdicts, traces),
+            _pareto_front(load_curves),
+            _cheapest_server_index(points_at_limits, limit_verdicts, all_trace_times),
             dict(rejection_counts),
             tuple(limit_verdicts),
-            tuple(traces),
+            tuple(all_trace_times),
         )
 
     def _fitting_servers(self, rejection_counts: Counter[str]) -> Iterator[Server]:
-        """Yields a replica of every layout that fits, and counts why the other layouts were rejected."""
+        """Yields a server with one replica for every layout that fits, and counts the other layouts by reason."""
         for sizes_to_try in self.sizes_request.candidates(self.preset.model.routed_experts):
             has_fitting_server = False
             for server in self._replicas_of_layouts(sizes_to_try, rejection_counts):
@@ -268,7 +277,7 @@ class ServeStudy:
     def _replicas_of_layouts(
         self, sizes_to_try: Iterable[LayoutSizes], rejection_counts: Counter[str]
     ) -> Iterator[Server]:
-        """Yields a replica of each of these layouts that fits, and counts why the others were rejected."""
+        """Yields a server with one replica for each of these layouts that fits, and counts the others by reason."""
         layer_count = self.preset.model.layer_count
         refusal_reason = no_pipeline_reason(self.preset.model)
         for layout_sizes in sizes_to_try:
@@ -278,17 +287,19 @@ class ServeStudy:
             if layout_sizes.pp > layer_count:
                 rejection_counts["more pipeline stages than layers"] += 1
                 continue
-            flags = None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(layout_sizes).values())
+            layout_flags = (
+                None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(layout_sizes).values())
+            )
             if self.speculation is not None and self.speculation.draft_model is not None and layout_sizes.pp > 1:
                 rejection_counts["a draft model beside stages is not modelled"] += 1
                 continue
-            if flags is None:
+            if layout_flags is None:
                 rejection_counts[f"{self.engine.title} has no such layout"] += 1
                 continue
             for quantize, kv_dtype in self.memory_by_formats:
                 try:
                     server = self._replica_server(
-                        layout_sizes, layout_sizes.layout(layer_count), flags, quantize, kv_dtype
+                        layout_sizes, layout_sizes.layout(layer_count), layout_flags, quantize, kv_dtype
                     )
                     yield self._disaggregated_server(server) if self.is_disaggregated else server
                 except ImpossibleLayout as reason:
@@ -311,19 +322,19 @@ class ServeStudy:
         quantize: str | None,
         kv_dtype: str | None,
     ) -> Server:
-        """Returns a replica. Raises `ReplicaDoesNotFit`, or `ImpossibleLayout` for indivisible sizes."""
+        """Returns a `Server` with one replica in this layout. Raises `ReplicaDoesNotFit` or `ImpossibleLayout`."""
         engine, request_tokens = self.engine, self.request_sizes.total_tokens
-        used_flags = {engine.field_of_option("--seq"): self.longest_request, **flag_values}
-        used_flags |= self.engine_flags
-        used_flags |= {} if quantize is None else {"quantize": quantize}
-        used_flags |= {} if kv_dtype is None else cache_format_flag(engine, kv_dtype)
+        all_flags = {engine.field_of_option("--seq"): self.longest_request, **flag_values}
+        all_flags |= self.engine_flags
+        all_flags |= {} if quantize is None else {"quantize": quantize}
+        all_flags |= {} if kv_dtype is None else cache_format_flag(engine, kv_dtype)
         try:
-            used_flags |= dict.fromkeys(filter(None, [self.long_request_variable]), 1)
-            used_flags |= self._exchange_flags(layout, used_flags)
-            model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
+            all_flags |= dict.fromkeys(filter(None, [self.long_request_variable]), 1)
+            all_flags |= self._exchange_flags(layout, all_flags)
+            model_memory = engine.memory_on(self.preset, self.hardware, self.version, all_flags)
             if model_memory.largest_request_limit:
-                used_flags |= {engine.request_limit_flag: model_memory.largest_request_limit}
-                model_memory = engine.memory_on(self.preset, self.hardware, self.version, used_flags)
+                all_flags |= {engine.request_limit_flag: model_memory.largest_request_limit}
+                model_memory = engine.memory_on(self.preset, self.hardware, self.version, all_flags)
             # vLLM prints more tokens than fit beside unequal pages
             cache_tokens = min(model_memory.kv_tokens, round(model_memory.max_concurrency * model_memory.max_model_len))
             request_capacity = cache_tokens // request_tokens
@@ -359,7 +370,7 @@ class ServeStudy:
         request_limits = (request_capacity, engine.request_limit(model_memory), model_memory.requests_with_states)
         requests_per_rank = min(request_limit for request_limit in request_limits if request_limit is not None)
         most_requests = max(1, requests_per_rank) * layout_sizes.dp
-        engine_flags = {name: value for name, value in used_flags.items() if name != "quantize"}
+        engine_flags = {flag_name: flag_value for flag_name, flag_value in all_flags.items() if flag_name != "quantize"}
         return Server(
             layout_sizes,
             quantize,
@@ -396,11 +407,13 @@ class ServeStudy:
         elif replica_count == 1:
             raise ReplicaDoesNotFit("one replica alone cannot leave its prompts to others")
         else:
-            pair = DisaggregatedServer(replica, 1, 1)
+            replica_pair = DisaggregatedServer(replica, 1, 1)
             most_sequences = server.most_sequences
-            tpot = self.latency_limits.tpot
-            if tpot is not None:
-                most_sequences = largest_number(lambda number: pair.token_seconds(number) <= tpot, most_sequences)
+            tpot_limit = self.latency_limits.tpot
+            if tpot_limit is not None:
+                most_sequences = largest_number(
+                    lambda number: replica_pair.token_seconds(number) <= tpot_limit, most_sequences
+                )
             replica_group = DisaggregatedServer.balanced_group(replica, max(1, most_sequences), replica_count)
         return replace(
             server,
@@ -410,25 +423,25 @@ class ServeStudy:
 
     def _replica_count(self, server: Server) -> int | None:
         """Returns the number of replicas or of replica groups; None if the load determines it."""
-        replicas = self.sizes_request.replicas(server.layout_sizes)
-        if replicas is None or server.disaggregated_server is None:
-            return replicas
-        return replicas // server.disaggregated_server.replicas
+        replica_count = self.sizes_request.replicas(server.layout_sizes)
+        if replica_count is None or server.disaggregated_server is None:
+            return replica_count
+        return replica_count // server.disaggregated_server.replicas
 
     def _sized_server(self, server: Server) -> tuple[Server, LoadPoint | None, str]:
         """Returns the server with enough replicas for the load and the limits, or the reason why no number suffices.
 
         Without a stated load, the load is the largest one within the limits.
         """
-        latency_limits, replicas = self.latency_limits, self._replica_count(server)
+        latency_limits, replica_count = self.latency_limits, self._replica_count(server)
         concurrency_within_limits = server.most_requests_within_limits(latency_limits)
         if not concurrency_within_limits:
-            return replace(server, replicas=replicas or 1), None, server.violation_reason(latency_limits, 1)
+            return replace(server, replicas=replica_count or 1), None, server.violation_reason(latency_limits, 1)
         if latency_limits.rate is not None:
-            return self._sized_server_for_rate(server, replicas, concurrency_within_limits, latency_limits.rate)
-        concurrency = latency_limits.concurrency or concurrency_within_limits * (replicas or 1)
-        sized_server = replace(server, replicas=replicas or -(-concurrency // concurrency_within_limits))
-        if sized_server.devices > MAX_DEVICES and replicas is None:
+            return self._sized_server_for_rate(server, replica_count, concurrency_within_limits, latency_limits.rate)
+        concurrency = latency_limits.concurrency or concurrency_within_limits * (replica_count or 1)
+        sized_server = replace(server, replicas=replica_count or -(-concurrency // concurrency_within_limits))
+        if sized_server.devices > MAX_DEVICES and replica_count is None:
             return replace(server, replicas=1), None, f"more than {MAX_DEVICES:,} devices"
         if concurrency > sized_server.most_requests:
             return sized_server, None, "the cache holds fewer requests than --concurrency"
@@ -457,23 +470,29 @@ def _cheapest_server_index(
     A server whose time was never tested, such as one with wide expert parallelism, is chosen only among its like.
     Among servers of a trace, which serve the same tokens, it is the one with the fewest devices.
     """
-    candidates = [
+    candidate_points = [
         (server_index, load_point)
         for server_index, (load_point, is_within_limits) in enumerate(zip(load_points, limit_verdicts, strict=True))
         if load_point is not None and is_within_limits
     ]
-    if not candidates:
+    if not candidate_points:
         return None
-    candidates = [candidate for candidate in candidates if candidate[1].tpot.tested_class is not None] or candidates
+    candidate_points = [
+        candidate for candidate in candidate_points if candidate[1].tpot.tested_class is not None
+    ] or candidate_points
     if traces:
         return ChosenServer(
             *min(
-                candidates,
+                candidate_points,
                 key=lambda indexed_point: (indexed_point[1].devices, traces[indexed_point[0]].tpot[50].estimate),
             )
         )
-    least_rate = max(load_point.tokens_per_second_per_device for _, load_point in candidates) * (1 - TIE_SHARE)
-    tied_servers = [(index, point) for index, point in candidates if point.tokens_per_second_per_device >= least_rate]
+    least_rate = max(load_point.tokens_per_second_per_device for _, load_point in candidate_points) * (1 - TIE_SHARE)
+    tied_servers = [
+        (tied_index, tied_point)
+        for tied_index, tied_point in candidate_points
+        if tied_point.tokens_per_second_per_device >= least_rate
+    ]
     return ChosenServer(*min(tied_servers, key=lambda indexed_point: (indexed_point[1].devices, indexed_point[0])))
 
 
@@ -492,7 +511,12 @@ def cache_format_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
         kv_dtype, (kv_dtype,)
     )
     flag_value = next(
-        (flag_word for prefix in dtype_prefixes for flag_word in format_flag.choices if flag_word.startswith(prefix)),
+        (
+            flag_word
+            for dtype_prefix in dtype_prefixes
+            for flag_word in format_flag.choices
+            if flag_word.startswith(dtype_prefix)
+        ),
         None,
     )
     if flag_value is None:
@@ -502,9 +526,11 @@ def cache_format_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
     return {format_flag.field_name: flag_value}
 
 
-def _pareto_front(curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, float], ...]:
+def _pareto_front(load_curves: Sequence[Sequence[LoadPoint]]) -> tuple[tuple[int, float], ...]:
     """Returns the Pareto front: the load points that no other point beats in both TPOT and tokens/s per device."""
-    load_points = [(server_index, load_point) for server_index, curve in enumerate(curves) for load_point in curve]
+    load_points = [
+        (server_index, load_point) for server_index, load_curve in enumerate(load_curves) for load_point in load_curve
+    ]
     load_points.sort(
         key=lambda indexed_point: (
             float(indexed_point[1].tpot.estimate),

@@ -83,11 +83,11 @@ class ShapeFamily:
     head_divisor: int = 1
     size_unit: int = SIZE_MULTIPLE
 
-    def _distinct_blocks(self) -> list[Layer]:
+    def _distinct_layers(self) -> list[Layer]:
         return [self.spec.main.block, *self.spec.main.variants.values()]
 
     def _head_sizes_of_layers(self) -> list[HeadSizes]:
-        mixers = [block.attention for block in self._distinct_blocks() if isinstance(block.attention, TokenMixer)]
+        mixers = [block.attention for block in self._distinct_layers() if isinstance(block.attention, TokenMixer)]
         return [head_sizes for mixer in mixers if (head_sizes := mixer.head_sizes(self.spec.hidden_size)) is not None]
 
     @property
@@ -111,15 +111,15 @@ class ShapeFamily:
 
     def _head_shares(self, head_sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
         """Returns (query heads / h, key/value heads / h, head size); the second is None for multi-query attention."""
-        heads, kv_heads = head_sizes.heads, head_sizes.kv_heads
+        query_heads, kv_heads = head_sizes.heads, head_sizes.kv_heads
         head_dim = (self.head_dim or head_sizes.head_dim) // self.head_divisor
-        query_heads_per_width = Fraction(heads * head_sizes.head_dim, self.spec.hidden_size * head_dim)
+        query_heads_per_width = Fraction(query_heads * head_sizes.head_dim, self.spec.hidden_size * head_dim)
         if self.kv_ratio is not None:
             return query_heads_per_width, query_heads_per_width * self.kv_ratio, head_dim
-        is_multi_query = kv_heads == 1 and heads > 1
+        is_multi_query = kv_heads == 1 and query_heads > 1
         return (
             query_heads_per_width,
-            None if kv_heads is None or is_multi_query else query_heads_per_width * kv_heads / heads,
+            None if kv_heads is None or is_multi_query else query_heads_per_width * kv_heads / query_heads,
             head_dim,
         )
 
@@ -203,9 +203,9 @@ def build_family(
     if spec.kind != "decoder":
         raise InputError(f"shape: only decoders are supported, and this model is an {spec.kind}; expected a decoder")
     stack = spec.main
-    networks = [layer.feed_forward for layer in (stack.block, *stack.variants.values())]
+    feed_forwards = [layer.feed_forward for layer in (stack.block, *stack.variants.values())]
     if ffn_ratio is not None and any(
-        isinstance(network, Network) and network.is_mixture_of_experts for network in networks
+        isinstance(feed_forward, Network) and feed_forward.is_mixture_of_experts for feed_forward in feed_forwards
     ):
         expected_text = "expected --set expert.intermediate_size=N"
         raise InputError(f"--ffn-ratio: a mixture of experts has no one width; {expected_text}")
@@ -386,7 +386,7 @@ def find_shapes(
     model_family = refine_step(
         model_family, budget, tolerance, keep_heads=target_fits or model_family.head_dim is not None
     )
-    shape_sizes, stats = search_shapes(
+    shape_sizes, searched_count = search_shapes(
         model_family, budget, tolerance, min(MAX_WIDTHS, max(LEAST_WIDTHS, 4 * row_count))
     )
     if target_shape is not None and target_fits:
@@ -394,11 +394,13 @@ def find_shapes(
     if not shape_sizes:
         raise InputError(_no_shapes_error(model_family, budget, tolerance_percent))
     spread_sizes = spread_evenly(shape_sizes, row_count, target_shape)
-    shapes = tuple(
+    found_shapes = tuple(
         _shape_of_size(model_family, shape_size, budget, shape_size == target_shape, seq, dtype)
         for shape_size in sorted(spread_sizes, key=lambda shape_size: shape_size[0] / shape_size[1])
     )
-    return ShapeStudy(model_family, budget, tolerance, seq, dtype, shapes, stats, _scaled_target(target_spec, budget))
+    return ShapeStudy(
+        model_family, budget, tolerance, seq, dtype, found_shapes, searched_count, _scaled_target(target_spec, budget)
+    )
 
 
 def _cost_matches(model_family: ShapeFamily, shape_size: tuple[int, int], budget: CostBudget, tolerance: float) -> bool:
@@ -456,12 +458,12 @@ def allowed_widths(model_family: ShapeFamily, budget: CostBudget, tolerance: flo
     def cost_at(width_index: int, depth: int) -> Number:
         return budget.cost_of(model_family.scaled_to(width_index * width_step, depth))
 
-    def is_deep_enough(i: int) -> bool:
-        shallowest_depth, deepest_depth = _depth_range(model_family, i * width_step)
-        return shallowest_depth <= deepest_depth and bool(cost_at(i, deepest_depth) >= lowest_cost)
+    def is_deep_enough(width_index: int) -> bool:
+        shallowest_depth, deepest_depth = _depth_range(model_family, width_index * width_step)
+        return shallowest_depth <= deepest_depth and bool(cost_at(width_index, deepest_depth) >= lowest_cost)
 
-    def is_too_wide(i: int) -> bool:
-        return bool(cost_at(i, _depth_range(model_family, i * width_step)[0]) > highest_cost)
+    def is_too_wide(width_index: int) -> bool:
+        return bool(cost_at(width_index, _depth_range(model_family, width_index * width_step)[0]) > highest_cost)
 
     width_multiples = range(LARGEST_WIDTH // width_step + 1)
     least_multiple = bisect_left(width_multiples, True, lo=1, key=is_deep_enough)
@@ -530,9 +532,10 @@ def _spaced_widths(widths: range, width_limit: int) -> list[int]:
     smallest_width, width_step = widths[0], widths.step
     log_width_step = math.log(widths[-1] / smallest_width) / (width_limit - 1)
     width_indices = (
-        round(smallest_width * (math.exp(log_width_step * i) - 1) / width_step) for i in range(width_limit)
+        round(smallest_width * (math.exp(log_width_step * step_index) - 1) / width_step)
+        for step_index in range(width_limit)
     )
-    return [widths[i] for i in dict.fromkeys(width_indices)]
+    return [widths[step_index] for step_index in dict.fromkeys(width_indices)]
 
 
 def spread_evenly(
@@ -542,7 +545,7 @@ def spread_evenly(
     sorted_sizes = sorted(shape_sizes, key=lambda shape_size: shape_size[0] / shape_size[1])
     if len(sorted_sizes) <= row_count:
         return sorted_sizes
-    log_ratios = [math.log(hidden_size / layers) for hidden_size, layers in sorted_sizes]
+    log_ratios = [math.log(hidden_size / depth) for hidden_size, depth in sorted_sizes]
     selected_indices = {sorted_sizes.index(required_size)} if required_size in sorted_sizes else set()
     log_ratio_span = log_ratios[-1] - log_ratios[0]
     for i in range(row_count):
@@ -556,8 +559,8 @@ def spread_evenly(
 def _shape_of_size(
     model_family: ShapeFamily, shape_size: tuple[int, int], budget: CostBudget, is_target: bool, seq: int, dtype: str
 ) -> ModelShape:
-    hidden_size, layers = shape_size
-    spec = model_family.scaled_to(hidden_size, layers)
+    hidden_size, depth = shape_size
+    spec = model_family.scaled_to(hidden_size, depth)
     parameter_count = params(spec)
     shape_cost = budget.cost_of(spec)
     cache_size = kv(spec, seq=seq, format_name=dtype)
@@ -576,7 +579,7 @@ def _shape_of_size(
         kv_bytes_per_token=cache_size.bytes_per_token,
         kv_bytes=cache_size.bytes,
         head_sizes=tuple(head_size for head_size in HEAD_SIZES if hidden_size % head_size == 0),
-        verdicts=compare_with_studies(hidden_size, layers),
+        verdicts=compare_with_studies(hidden_size, depth),
     )
 
 

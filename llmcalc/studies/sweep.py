@@ -30,20 +30,20 @@ def sweep(model_family: ShapeFamily, hidden_sizes: Any, depths: Any) -> NDArray[
     except ImportError:
         raise MissingExtra("a sweep", "numpy", "sweep") from None
 
-    h, layers = np.asarray(hidden_sizes), np.asarray(depths)
-    for array_name, size_array, minimum in (
+    h, depth_array = np.asarray(hidden_sizes), np.asarray(depths)
+    for array_name, size_array, smallest_size in (
         ("hidden_sizes", h, model_family.width_step),
-        ("depths", layers, model_family.least_depth),
+        ("depths", depth_array, model_family.least_depth),
     ):
-        if size_array.dtype.kind not in "iu" or not size_array.size or size_array.min() < minimum:
-            raise InputError(f"sweep: {array_name}: expected whole numbers of at least {minimum}")
+        if size_array.dtype.kind not in "iu" or not size_array.size or size_array.min() < smallest_size:
+            raise InputError(f"sweep: {array_name}: expected whole numbers of at least {smallest_size}")
     if (h % model_family.width_step).any():
         raise InputError(
             f"sweep: hidden_sizes: expected multiples of {model_family.width_step}, so that head counts are integers"
         )
-    if params(model_family.scaled_to(int(h.max()), int(layers.max()))).total > LARGEST_TOTAL:
+    if params(model_family.scaled_to(int(h.max()), int(depth_array.max()))).total > LARGEST_TOTAL:
         raise InputError("sweep: the largest shape has more than 2^63 parameters; expected smaller sizes")
     parameter_totals = params(
-        model_family.scaled_to(h.astype(np.int64, copy=False), layers.astype(np.int64, copy=False))
+        model_family.scaled_to(h.astype(np.int64, copy=False), depth_array.astype(np.int64, copy=False))
     ).total
     return np.asarray(parameter_totals, dtype=np.int64)

@@ -19,7 +19,7 @@ from ..timing.device import device_of
 from ..timing.kernels import Kernel, RankPass, RankWork
 from ..timing.software_stacks import find_stack
 from ..timing.time_estimator import DECODE_ATTENTION_RATE, NumberFormats, TimedOperation, TimeEstimator
-from ..timing.timing_constants import AcceleratorGeneration, FigureSource, accelerator_generations
+from ..timing.timing_constants import AcceleratorGeneration, ConstantSource, accelerator_generations
 from ..timing.work_recorder import rank_work
 from ..workload.workload import Phase
 
@@ -87,11 +87,11 @@ def time_formulas(
     batch, seq: sequences, and tokens of each; in decoding those in its cache.
     Raises `InputError` for a node without kernels, and for an accelerator without a bandwidth or a peak.
     """
-    tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, 0)
+    new_tokens, cached_tokens = (1, seq) if phase == "decode" else (seq, 0)
     software_stack = find_stack(stack_name, "training" if phase == "training" else "inference")
     rank_pass = RankPass(
         batch,
-        tokens,
+        new_tokens,
         cached_tokens,
         phase,
         fuses_elementwise=software_stack.fuses_elementwise,
@@ -124,17 +124,17 @@ def _belongs_to_node(kernel: Kernel, node: str | None, pass_work: RankWork) -> b
     layer_match = LAYER_PATH.fullmatch(node or "")
     if layer_match is None:
         return node is None or f".{node}." in f".{kernel.path}."
-    stack, layer_numbers, layer_condition = layer_match.groups()
-    if kernel.layer_kind_index < 0 or f".{stack}{layer_condition}." not in f".{kernel.path}.":
+    stack_name, layer_numbers, layer_condition = layer_match.groups()
+    if kernel.layer_kind_index < 0 or f".{stack_name}{layer_condition}." not in f".{kernel.path}.":
         return False
     layer_ranges = [
         (int(first_layer), int(last_layer or first_layer))
         for first_layer, last_layer in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", layer_numbers)
     ]
     return any(
-        first_layer <= i <= last_layer
+        first_layer <= layer_index <= last_layer
         for first_layer, last_layer in layer_ranges
-        for i in pass_work.layer_kinds[kernel.layer_kind_index].indices
+        for layer_index in pass_work.layer_kinds[kernel.layer_kind_index].indices
     )
 
 
@@ -171,55 +171,67 @@ def _kernel_formulas(time_estimator: TimeEstimator, kernel: Kernel, repeat_count
 
 
 def _compute_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _FormulaTerm:
-    """Returns the formula of matrix products' seconds: FLOPs / (peak · efficiency), F / (P · e)."""
+    """Returns the formula of matrix products' compute_seconds: FLOPs / (peak · efficiency), F / (P · e)."""
     if not operation.compute:
         return NO_TERM
-    device, seconds = time_estimator.device, float(operation.compute)
-    peak = device.peak_rates["bf16"]
-    flops = float(kernel.head_padding_ratio * kernel.flops[operation.is_backward])
+    device, compute_seconds = time_estimator.device, float(operation.compute)
+    peak_rate = device.peak_rates["bf16"]
+    kernel_flops = float(kernel.head_padding_ratio * kernel.flops[operation.is_backward])
     if kernel.kind in ("product", "experts"):
-        flops /= 2 if operation.is_backward and not kernel.is_frozen else 1
-        peak = device.peak_rates[device.format_of("bf16")]
+        kernel_flops /= 2 if operation.is_backward and not kernel.is_frozen else 1
+        peak_rate = device.peak_rates[device.format_of("bf16")]
         return _FormulaTerm(
-            "F / (P · e)", f"{_number_text(flops)} / ({_number_text(peak)} · {_number_text(flops / seconds / peak)})"
+            "F / (P · e)",
+            f"{_number_text(kernel_flops)} / ({_number_text(peak_rate)} · "
+            f"{_number_text(kernel_flops / compute_seconds / peak_rate)})",
         )
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
         return _FormulaTerm(
-            "F / (P · e)", f"{_number_text(flops)} / ({_number_text(peak)} · {_number_text(DECODE_ATTENTION_RATE)})"
+            "F / (P · e)",
+            f"{_number_text(kernel_flops)} / ({_number_text(peak_rate)} · {_number_text(DECODE_ATTENTION_RATE)})",
         )
     if kernel.kind == "attention" and time_estimator.stack.attention != "scores":
         _, half_rate_keys = (
             device.generation.attention_backward if operation.is_backward else device.generation.attention
         )
         key_count = max(1.0, float(kernel.keys_per_query))
-        efficiency = flops * (1 + half_rate_keys / key_count) / seconds / peak
+        efficiency = kernel_flops * (1 + half_rate_keys / key_count) / compute_seconds / peak_rate
         return _FormulaTerm(
             "F · (1 + S0 / S) / (P · e)",
-            f"{_number_text(flops)} · (1 + {_number_text(half_rate_keys)} / {_number_text(key_count)}) / "
-            f"({_number_text(peak)} · {_number_text(efficiency)})",
+            f"{_number_text(kernel_flops)} · (1 + {_number_text(half_rate_keys)} / {_number_text(key_count)}) / "
+            f"({_number_text(peak_rate)} · {_number_text(efficiency)})",
         )
-    return _FormulaTerm("F / r", f"{_number_text(flops)} / {_number_text(flops / seconds)}") if flops else NO_TERM
+    return (
+        _FormulaTerm("F / r", f"{_number_text(kernel_flops)} / {_number_text(kernel_flops / compute_seconds)}")
+        if kernel_flops
+        else NO_TERM
+    )
 
 
 def _memory_formula(time_estimator: TimeEstimator, kernel: Kernel, operation: TimedOperation) -> _FormulaTerm:
     """Returns the formula of memory traffic's seconds: bytes / (bandwidth · share), B / (W · w)."""
     if not operation.memory:
         return NO_TERM
-    device, seconds = time_estimator.device, float(operation.memory)
+    device, memory_seconds = time_estimator.device, float(operation.memory)
     efficiency = device.generation.cache if _reads_cache(time_estimator, kernel) else device.generation.memory
     rate_text = f"({_number_text(device.memory_bandwidth)} · {_number_text(efficiency)})"
     if kernel.kind == "attention" and time_estimator.rank_pass.phase == "decode":
         cache_bytes = float(kernel.cache_elements) * time_estimator.number_formats.cache_bits / 8
-        bandwidth_share = seconds * device.memory_bandwidth * efficiency / cache_bytes if cache_bytes else 1.0
+        bandwidth_share = memory_seconds * device.memory_bandwidth * efficiency / cache_bytes if cache_bytes else 1.0
         unit_ratio = 1 / (bandwidth_share - 1)
         return _FormulaTerm(
             "B / (W · w) · (1 + 1 / b)",
             f"{_number_text(cache_bytes)} / {rate_text} · (1 + 1 / {_number_text(unit_ratio)})",
         )
     if _is_vector_read(time_estimator, kernel):
-        byte_text, rate_text = _number_text(seconds * device.vector_rate), _number_text(device.generation.vector_read)
+        byte_text, rate_text = (
+            _number_text(memory_seconds * device.vector_rate),
+            _number_text(device.generation.vector_read),
+        )
         return _FormulaTerm("B / (P32 · v)", f"{byte_text} / ({_number_text(device.peak_rates['fp32'])} · {rate_text})")
-    return _FormulaTerm("B / (W · w)", f"{_number_text(seconds * device.memory_bandwidth * efficiency)} / {rate_text}")
+    return _FormulaTerm(
+        "B / (W · w)", f"{_number_text(memory_seconds * device.memory_bandwidth * efficiency)} / {rate_text}"
+    )
 
 
 def _is_vector_read(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
@@ -264,7 +276,7 @@ def _reads_cache(time_estimator: TimeEstimator, kernel: Kernel) -> bool:
     return kernel.kind == "attention" and not keeps_scores
 
 
-def _source_of_figure(generation: AcceleratorGeneration, figure_name: str) -> FigureSource | None:
+def _source_of_figure(generation: AcceleratorGeneration, figure_name: str) -> ConstantSource | None:
     """Returns the source of a figure: the accelerator's generation, or the generation it is taken from."""
     for figure_source in generation.sources:
         if figure_name in figure_source.fields:

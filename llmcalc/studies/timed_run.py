@@ -128,10 +128,12 @@ class TimedRun:
 
     @property
     def uncounted_effects(self) -> tuple[str, ...]:
-        """The costs that the time estimate leaves out, in words, such as sampling on the host."""
+        """The effects that the time estimate leaves out, in words, such as sampling on the host."""
         includes_sampling = self.phase == "decode" and self.stack.host_seconds_per_sequence > 0
         return tuple(
-            text for text in UNCOUNTED_EFFECTS[self.phase] if not (includes_sampling and text == HOST_SAMPLING)
+            effect_text
+            for effect_text in UNCOUNTED_EFFECTS[self.phase]
+            if not (includes_sampling and effect_text == HOST_SAMPLING)
         )
 
     @property
@@ -230,28 +232,38 @@ class TimedRun:
     @property
     def seconds_by_bound(self) -> dict[Bound, float]:
         """Seconds by bound (compute, memory, network or wait), summed over the whole run."""
-        return {time_bound: sum(node.seconds_by_bound[time_bound] for node in self.nodes(0)) for time_bound in BOUNDS}
+        return {
+            time_bound: sum(timed_node.seconds_by_bound[time_bound] for timed_node in self.nodes(0))
+            for time_bound in BOUNDS
+        }
 
     def nodes(self, depth: int = 2) -> list[TimedNode]:
         """Returns the run's nodes, longest first. depth: levels of the model's tree; 0 for the model as a whole."""
         seconds_by_node: dict[tuple[str, str], dict[Bound, float]] = {}
         for run_count, operation in self.operations:
-            path = ".".join(operation.path.split(".")[:depth]) if depth else "model"
-            seconds_by_bound = seconds_by_node.setdefault((path or "model", operation.kind), dict.fromkeys(BOUNDS, 0.0))
+            node_path = ".".join(operation.path.split(".")[:depth]) if depth else "model"
+            seconds_by_bound = seconds_by_node.setdefault(
+                (node_path or "model", operation.kind), dict.fromkeys(BOUNDS, 0.0)
+            )
             seconds_by_bound["memory" if operation.memory > operation.compute else "compute"] += run_count * max(
                 operation.compute, operation.memory
             )
             seconds_by_bound["network"] += run_count * operation.network
             seconds_by_bound["wait"] += run_count * operation.wait
-        for part_name, time_bound, seconds in self._parts_of_the_run():
-            seconds_by_node.setdefault((part_name, "run"), dict.fromkeys(BOUNDS, 0.0))[time_bound] += seconds
+        for part_name, time_bound, part_seconds in self._parts_of_the_run():
+            seconds_by_node.setdefault((part_name, "run"), dict.fromkeys(BOUNDS, 0.0))[time_bound] += part_seconds
         timed_nodes = []
-        for (path, component_name), bound_seconds in seconds_by_node.items():
-            seconds, time_bound = sum(bound_seconds.values()), max(BOUNDS, key=bound_seconds.__getitem__)
-            if seconds:
+        for (node_path, component_name), bound_seconds in seconds_by_node.items():
+            part_seconds, time_bound = sum(bound_seconds.values()), max(BOUNDS, key=bound_seconds.__getitem__)
+            if part_seconds:
                 timed_nodes.append(
                     TimedNode(
-                        path, component_name, seconds, time_bound, bound_seconds[time_bound] / seconds, bound_seconds
+                        node_path,
+                        component_name,
+                        part_seconds,
+                        time_bound,
+                        bound_seconds[time_bound] / part_seconds,
+                        bound_seconds,
                     )
                 )
         return sorted(timed_nodes, key=lambda node: -node.seconds)
@@ -266,8 +278,10 @@ class TimedRun:
         traffic_by_module: dict[str, MemoryTraffic] = {}
         for pass_work in self.inference_passes:
             time_estimator = TimeEstimator(self.device, self.stack, self.number_formats, pass_work.rank_pass)
-            for path, kernel in kernel_traffic(pass_work, time_estimator):
-                traffic_by_module[path] = traffic_by_module[path] + kernel if path in traffic_by_module else kernel
+            for module_path, kernel in kernel_traffic(pass_work, time_estimator):
+                traffic_by_module[module_path] = (
+                    traffic_by_module[module_path] + kernel if module_path in traffic_by_module else kernel
+                )
         return traffic_by_module
 
     def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:

@@ -1,4 +1,4 @@
-"""Finds training options whose effect on kernels is missing from the estimated seconds."""
+"""Lists the training options whose effect on kernels is missing from the estimated seconds."""
 
 from __future__ import annotations
 
@@ -50,5 +50,7 @@ def unpriced_options(memory: Memory, software_stack: SoftwareStack) -> list[str]
         if getattr(settings, setting_name) != getattr(default_settings, setting_name)
     ]
     return [
-        option(name) if value is True else f"{option(name)} {value}" for name, value in changed_settings if value
+        option(changed_name) if changed_value is True else f"{option(changed_name)} {changed_value}"
+        for changed_name, changed_value in changed_settings
+        if changed_value
     ] + optimizer_texts

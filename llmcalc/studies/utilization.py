@@ -67,10 +67,10 @@ def utilization(
     Raises `InputError` for an accelerator without a peak in that format.
     """
     peak_flops = hardware.peak_rate(dtype) * devices
-    tokens = model_flop_count.tokens
+    token_count = model_flop_count.tokens
 
-    def utilization_of(flops: float) -> float:
-        return float(flops / tokens * tokens_per_second / peak_flops)
+    def utilization_of(pass_flops: float) -> float:
+        return float(pass_flops / token_count * tokens_per_second / peak_flops)
 
     def utilization_of_rule(flop_rule: FlopRule) -> ConventionUtilization:
         counts_full_pairs = flop_rule.key == "exact_full"
@@ -83,7 +83,7 @@ def utilization(
             flop_rule.name,
             flop_rule.formula,
             flop_rule.source,
-            flop_rule.total / tokens,
+            flop_rule.total / token_count,
             utilization_of(flop_rule.total),
             utilization_of(flop_rule.total + recomputed_flops),
         )
@@ -91,7 +91,7 @@ def utilization(
     flop_rules: Sequence[FlopRule] = [
         rule for rule in flop_rules_for(model_flop_count) if rule.key != RULE_WITH_RECOMPUTE
     ]
-    recomputed_flops = (kernel_flop_count.causal - model_flop_count.causal) / tokens
+    recomputed_flops = (kernel_flop_count.causal - model_flop_count.causal) / token_count
     conventions = tuple(map(utilization_of_rule, flop_rules))
     return Utilization(hardware, devices, dtype, tokens_per_second, peak_flops, recomputed_flops, conventions)
 

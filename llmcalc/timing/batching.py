@@ -168,7 +168,7 @@ class Replica:
 
     @property
     def steps_ahead(self) -> int:
-        """The number of steps scheduled ahead of the running step; 0 in a pipeline, where each stage runs a batch."""
+        """The number of decoding steps that are scheduled before the running step ends; 0 in a pipeline."""
         return 0 if self.layout.pp > 1 else self.stack.steps_ahead
 
     @property
@@ -193,10 +193,19 @@ class Replica:
 
         Sequences that pad a batch have no cache to read.
         """
-        batch, mean_context = _int_if_whole(max(1.0, concurrency / self.batch_count)), self.requests.mean_context
-        graph_batch = next((captured_batch for captured_batch in self.graph_batches if captured_batch >= batch), batch)
+        sequences_per_batch, mean_context = (
+            _int_if_whole(max(1.0, concurrency / self.batch_count)),
+            self.requests.mean_context,
+        )
+        graph_batch = next(
+            (captured_batch for captured_batch in self.graph_batches if captured_batch >= sequences_per_batch),
+            sequences_per_batch,
+        )
         return self.batch_pass(
-            graph_batch, mean_context if graph_batch == batch else max(1, round(mean_context * batch / graph_batch))
+            graph_batch,
+            mean_context
+            if graph_batch == sequences_per_batch
+            else max(1, round(mean_context * sequences_per_batch / graph_batch)),
         )
 
     def batch_pass(self, batch: float, cached_tokens: float) -> InferencePass:
@@ -237,7 +246,7 @@ class Replica:
         return {}
 
     def prompt_pass(
-        self, prompt_count: float, tokens: int, cached_tokens: int, chunk: int | None = None
+        self, prompt_count: float, prompt_tokens: int, cached_tokens: int, chunk: int | None = None
     ) -> InferencePass:
         """Returns the estimated pass over prompts of new and cached tokens, including the draft model's pass.
 
@@ -245,11 +254,19 @@ class Replica:
         """
         layout, number_formats = self.layout, self.number_formats
         timed_pass = prefill(
-            self.spec, self.device, self.stack, prompt_count, tokens, cached_tokens, chunk, layout, number_formats
+            self.spec,
+            self.device,
+            self.stack,
+            prompt_count,
+            prompt_tokens,
+            cached_tokens,
+            chunk,
+            layout,
+            number_formats,
         )
         if self.speculation is None:
             return timed_pass
-        draft_seconds = self.speculation.prompt_seconds(self.device, self.stack, prompt_count, tokens, layout)
+        draft_seconds = self.speculation.prompt_seconds(self.device, self.stack, prompt_count, prompt_tokens, layout)
         return timed_pass.with_part("draft", draft_seconds)
 
     @cached_property
@@ -293,13 +310,13 @@ class Replica:
         """Returns the latencies at a concurrency. Raises `InputError` for less than one request."""
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
-        partial_load = self._load_below_saturation(min(concurrency, self.saturation_concurrency))
-        waiting_seconds = (concurrency - partial_load.concurrency) / partial_load.requests_per_second
+        load_below_saturation = self._load_below_saturation(min(concurrency, self.saturation_concurrency))
+        waiting_seconds = (concurrency - load_below_saturation.concurrency) / load_below_saturation.requests_per_second
         if not waiting_seconds:
-            return partial_load
-        ttft = partial_load.ttft + waiting_seconds
-        ttft_of_burst = max(ttft, partial_load.ttft_of_burst)
-        return replace(partial_load, concurrency=concurrency, ttft=ttft, ttft_of_burst=ttft_of_burst)
+            return load_below_saturation
+        ttft = load_below_saturation.ttft + waiting_seconds
+        ttft_of_burst = max(ttft, load_below_saturation.ttft_of_burst)
+        return replace(load_below_saturation, concurrency=concurrency, ttft=ttft, ttft_of_burst=ttft_of_burst)
 
     def _load_below_saturation(self, concurrency: float) -> LoadLatencies:
         """Returns the latencies at a concurrency at which some steps only decode, because no prompt is waiting."""
@@ -327,8 +344,10 @@ class Replica:
         def added_seconds_per_prompt(prompt_count: float) -> float:
             """Returns the seconds that each prompt adds to a step with `prompt_count` prompts."""
             prompt_pass = self.pass_of_equal_prompts(prompt_count)
-            seconds = float(prompt_pass.seconds) + added_launch_seconds(prompt_count)
-            return max(0.0, seconds - len(prompt_pass.timed_passes) * saved_seconds) / prompt_count / self.batch_count
+            pass_seconds = float(prompt_pass.seconds) + added_launch_seconds(prompt_count)
+            return (
+                max(0.0, pass_seconds - len(prompt_pass.timed_passes) * saved_seconds) / prompt_count / self.batch_count
+            )
 
         prompts_per_step = max(
             1.0, min(self.max_prompts_per_step, concurrency / self.batch_count / steps_after_first_token)
@@ -341,7 +360,7 @@ class Replica:
             self.prompt_seconds + added_launch_seconds(1) + steps_per_prompt * token_seconds_beside_prompts
         )
         busy_prompt_seconds = prompt_step_seconds + min(1.0, other_requests) * self.steps_before_prompt * step_seconds
-        prompt_wait = max(
+        prompt_wait_seconds = max(
             other_requests
             * seconds_per_prompt
             * busy_prompt_seconds
@@ -349,13 +368,13 @@ class Replica:
             (prompts_per_step - 1) * seconds_per_prompt,
         )
         tpot = (
-            step_seconds + (other_requests * seconds_per_prompt - prompt_wait) / steps_after_first_token
+            step_seconds + (other_requests * seconds_per_prompt - prompt_wait_seconds) / steps_after_first_token
         ) / self.tokens_per_step
         prompts_in_step = min(self.max_prompts_per_step, concurrency)
         burst_seconds_per_prompt = added_seconds_per_prompt(prompts_in_step)
-        burst_wait = (other_requests + prompts_in_step - 1) / 2 * burst_seconds_per_prompt
-        ttft = busy_prompt_seconds + prompt_wait
-        ttft_of_burst = max(ttft, prompt_step_seconds + burst_wait)
+        burst_wait_seconds = (other_requests + prompts_in_step - 1) / 2 * burst_seconds_per_prompt
+        ttft = busy_prompt_seconds + prompt_wait_seconds
+        ttft_of_burst = max(ttft, prompt_step_seconds + burst_wait_seconds)
         burst_round_seconds = (
             prompt_step_seconds + other_requests * burst_seconds_per_prompt + steps_after_first_token * step_seconds
         )

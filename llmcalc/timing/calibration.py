@@ -97,7 +97,7 @@ UNIT_FACTORS = CalibrationFactors()
 
 
 @frozen
-class MeasuredRun:
+class CalibrationRun:
     """A measured run: its measured seconds, and a function that estimates them under calibration factors.
 
     name: its place in the file. seconds: what was measured. estimate_seconds: its estimate by factors.
@@ -113,7 +113,9 @@ class MeasuredRun:
 class LinearizedRuns:
     """The estimated seconds of several runs as linear functions of the four calibration factors."""
 
-    def __init__(self, measured_runs: Sequence[MeasuredRun], base_factors: CalibrationFactors = UNIT_FACTORS) -> None:
+    def __init__(
+        self, measured_runs: Sequence[CalibrationRun], base_factors: CalibrationFactors = UNIT_FACTORS
+    ) -> None:
         self.measured_seconds: list[float] = [measured_run.seconds for measured_run in measured_runs]
         self.seconds_by_factor: list[tuple[float, ...]] = [
             tuple(_seconds_by_factor(measured_run.estimate_seconds, base_factors)) for measured_run in measured_runs
@@ -191,13 +193,13 @@ def fit_factors(linearized_runs: LinearizedRuns) -> CalibrationFactors:
     that of normal ones around a common factor, which is itself near 1. Each round is a step of Gauss and Newton with
     runs weighed by 1 / (typical error² + error²). It starts with the median error as common factor.
     """
-    logarithms = [-median(linearized_runs.errors(astuple(UNIT_FACTORS)))] * len(FACTOR_NAMES)
+    log_factors = [-median(linearized_runs.errors(astuple(UNIT_FACTORS)))] * len(FACTOR_NAMES)
     factor_indices = range(len(FACTOR_NAMES))
     for _ in range(MAX_ROUNDS):
-        factors = [math.exp(logarithm) for logarithm in logarithms]
+        factors = [math.exp(log_factor) for log_factor in log_factors]
         log_errors = linearized_runs.errors(factors)
         error_scale = max(LEAST_ERROR_SCALE, NORMAL_SCALE * median(map(abs, log_errors)))
-        common_variance = COMMON_SPREAD**2 + mean(logarithms) ** 2
+        common_variance = COMMON_SPREAD**2 + mean(log_factors) ** 2
         # the inverse of FACTOR_SPREAD² I + common_variance 1 1ᵀ
         prior_diagonal = 1 / FACTOR_SPREAD**2
         prior_coupling = prior_diagonal / (len(FACTOR_NAMES) + FACTOR_SPREAD**2 / common_variance)
@@ -205,26 +207,28 @@ def fit_factors(linearized_runs: LinearizedRuns) -> CalibrationFactors:
             [prior_diagonal * (row_index == column_index) - prior_coupling for column_index in factor_indices]
             for row_index in factor_indices
         ]
-        gradient = [prior_diagonal * logarithm - prior_coupling * sum(logarithms) for logarithm in logarithms]
+        gradient = [prior_diagonal * log_factor - prior_coupling * sum(log_factors) for log_factor in log_factors]
         for log_error, seconds_by_factor in zip(log_errors, linearized_runs.seconds_by_factor, strict=True):
-            weight = 1 / (error_scale**2 + log_error**2)
+            run_weight = 1 / (error_scale**2 + log_error**2)
             estimated_seconds = sum(map(operator.mul, factors, seconds_by_factor))
             factor_shares = [
                 factor * part_seconds / estimated_seconds
                 for factor, part_seconds in zip(factors, seconds_by_factor, strict=True)
             ]
             for row_index in factor_indices:
-                gradient[row_index] += weight * log_error * factor_shares[row_index]
+                gradient[row_index] += run_weight * log_error * factor_shares[row_index]
                 for column_index in factor_indices:
                     curvature[row_index][column_index] += (
-                        weight * factor_shares[row_index] * factor_shares[column_index]
+                        run_weight * factor_shares[row_index] * factor_shares[column_index]
                     )
-        clipped_step = [max(-0.5, min(0.5, change)) for change in _solve_linear_equations(curvature, gradient)]
-        logarithms = list(map(operator.sub, logarithms, clipped_step))
+        clipped_step = [
+            max(-0.5, min(0.5, parameter_step)) for parameter_step in _solve_linear_equations(curvature, gradient)
+        ]
+        log_factors = list(map(operator.sub, log_factors, clipped_step))
         if max(map(abs, clipped_step)) < 1e-3:
             break
     return CalibrationFactors(
-        *(min(FACTOR_RANGE[1], max(FACTOR_RANGE[0], math.exp(logarithm))) for logarithm in logarithms)
+        *(min(FACTOR_RANGE[1], max(FACTOR_RANGE[0], math.exp(log_factor))) for log_factor in log_factors)
     )
 
 
@@ -235,14 +239,15 @@ NORMAL_SCALE = 1 / NormalDist().inv_cdf(0.75)
 def _solve_linear_equations(matrix: Sequence[Sequence[float]], right_sides: Sequence[float]) -> list[float]:
     """Returns the solution of linear equations with a positive definite matrix, by elimination."""
     equations = [[*equation, right_side] for equation, right_side in zip(matrix, right_sides, strict=True)]
-    for i, pivot_row in enumerate(equations):
+    for pivot_index, pivot_row in enumerate(equations):
         for row_index, equation in enumerate(equations):
-            if i != row_index:
-                elimination_ratio = equation[i] / pivot_row[i]
+            if pivot_index != row_index:
+                elimination_ratio = equation[pivot_index] / pivot_row[pivot_index]
                 equations[row_index] = [
-                    cell - elimination_ratio * pivot_cell for cell, pivot_cell in zip(equation, pivot_row, strict=True)
+                    row_cell - elimination_ratio * pivot_cell
+                    for row_cell, pivot_cell in zip(equation, pivot_row, strict=True)
                 ]
-    return [equation[-1] / equation[i] for i, equation in enumerate(equations)]
+    return [equation[-1] / equation[pivot_index] for pivot_index, equation in enumerate(equations)]
 
 
 @frozen
@@ -260,7 +265,7 @@ class ErrorStatistics:
     best_of_three: float | None
 
     @classmethod
-    def from_runs(cls, measured_runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> ErrorStatistics:
+    def from_runs(cls, measured_runs: Sequence[CalibrationRun], estimates: Sequence[float]) -> ErrorStatistics:
         """Returns the error statistics of these estimates against the measured runs, in the same order."""
         log_errors = sorted(
             abs(estimated_seconds / measured_run.seconds - 1)
@@ -271,12 +276,16 @@ class ErrorStatistics:
             groups_by_setting.setdefault(measured_run.comparison_group, []).append(
                 (estimated_seconds, measured_run.seconds)
             )
-        layout_choices = [group for name, group in groups_by_setting.items() if name and len(group) >= LEAST_LAYOUTS]
+        layout_choices = [
+            layout_group
+            for setting_name, layout_group in groups_by_setting.items()
+            if setting_name and len(layout_group) >= LEAST_LAYOUTS
+        ]
         return cls(
             median(log_errors),
             log_errors[min(len(log_errors) - 1, int(0.9 * len(log_errors)))],
-            mean(_regret(group, 1) for group in layout_choices) if layout_choices else None,
-            mean(_regret(group, 3) for group in layout_choices) if layout_choices else None,
+            mean(_regret(layout_group, 1) for layout_group in layout_choices) if layout_choices else None,
+            mean(_regret(layout_group, 3) for layout_group in layout_choices) if layout_choices else None,
         )
 
 
@@ -333,7 +342,7 @@ class Calibration:
         return UNIT_FACTORS if self.refusal_reason else self.fitted_factors
 
 
-def calibrate(measured_runs: Sequence[MeasuredRun]) -> Calibration:
+def calibrate(measured_runs: Sequence[CalibrationRun]) -> Calibration:
     """Fits the factors to measured runs. Raises `InputError` for fewer than three runs."""
     if len(measured_runs) < LEAST_RUNS:
         raise InputError(f"--calibrate: {len(measured_runs)} measured runs; expected at least {LEAST_RUNS}")
@@ -385,7 +394,7 @@ def _mean_ratio(errors_with_fit: Sequence[float], errors_without_fit: Sequence[f
 
 
 def _is_clearly_better(log_errors: Sequence[float], left_out_fit_errors: Sequence[float]) -> bool:
-    """Whether factors fitted without a run estimate that run clearly better than no factors, over all runs.
+    """Whether factors that were fitted to the other runs estimate a run clearly better than no factors, over all runs.
 
     log_errors, left_out_fit_errors: logs of estimated over measured seconds, of each run without a fit, and by a fit to
         the others.

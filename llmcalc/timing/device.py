@@ -144,7 +144,7 @@ class Device:
         return "tested" if software_stack.name in self.generation.tested_stacks else None
 
     def format_of(self, dtype: str) -> str:
-        """Returns the number format that matrix units use for `dtype`; bf16 if they have no units for it."""
+        """Returns the number format in which matrix units compute `dtype`; bf16 if there are no units for it."""
         return dtype if dtype in self.peak_rates and dtype in self.generation.products else "bf16"
 
     def product_rate(self, dtype: str, is_sustained: bool = False, sums_in_16_bits: bool = False) -> float:
@@ -167,8 +167,8 @@ class Device:
 
         Where these sums halve the units' rate, that half is reached before power, loads or issue bound the kernel.
         """
-        speedup = self.gain_of_16_bit_sums_by_format.get(units_format, 1.0)
-        return min(rate_share * speedup, max(rate_share, self.generation.float32_sums))
+        speedup_of_16_bit_sums = self.gain_of_16_bit_sums_by_format.get(units_format, 1.0)
+        return min(rate_share * speedup_of_16_bit_sums, max(rate_share, self.generation.float32_sums))
 
     def depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the factor by which a short inner axis slows down a matrix product.
@@ -187,12 +187,12 @@ class Device:
         if not tile_shapes or not self.compute_units:
             return 1.0
         busy_shares = [
-            efficiency
+            tile_efficiency
             * row_count
             * column_count
             / (tile_height * tile_width * self.compute_units)
             / ceil_div(ceil_div(row_count, tile_height) * ceil_div(column_count, tile_width), self.compute_units)
-            for tile_height, tile_width, efficiency in tile_shapes
+            for tile_height, tile_width, tile_efficiency in tile_shapes
         ]
         return self.generation.filled / reduce(maximum, busy_shares)
 
@@ -250,7 +250,7 @@ class Device:
     def message_seconds(
         self,
         collective_kind: str,
-        ranks: Number,
+        rank_count: Number,
         byte_count: Number,
         rank_stride: Number = 1,
         latency: float = 1.0,
@@ -264,31 +264,31 @@ class Device:
         All-gathers and reduce-scatters are rings, whose every link sends all but a rank's own part; all-reduces are
         trees there.
         """
-        ranks_in_domain = maximum(1, minimum(ranks, floor_div(self.domain_devices, maximum(1, rank_stride))))
+        ranks_in_domain = maximum(1, minimum(rank_count, floor_div(self.domain_devices, maximum(1, rank_stride))))
         link_rate = self._link_rate(ranks_in_domain, collective_kind)
         network_rate = self.network_bandwidth * self.generation.nic
-        domain_count = maximum(1, ranks / ranks_in_domain)
+        domain_count = maximum(1, rank_count / ranks_in_domain)
         tree_latency = message_count * (latency * self.generation.far_latency * log2(maximum(2, domain_count)))
         latency_in_domain = message_count * latency * self.latency
         if collective_kind == "all_to_all":
-            link_seconds = (ranks_in_domain - 1) / ranks * byte_count / link_rate
-            network_seconds = (1 - ranks_in_domain / ranks) * byte_count / network_rate
-            seconds = tree_latency + maximum(link_seconds, network_seconds)
+            link_seconds = (ranks_in_domain - 1) / rank_count * byte_count / link_rate
+            network_seconds = (1 - ranks_in_domain / rank_count) * byte_count / network_rate
+            collective_seconds = tree_latency + maximum(link_seconds, network_seconds)
         elif collective_kind == "send":
             link_seconds = byte_count / link_rate * (ranks_in_domain > 1)
             network_seconds = byte_count / network_rate * (ranks_in_domain <= 1)
-            seconds = tree_latency + maximum(link_seconds, network_seconds)
+            collective_seconds = tree_latency + maximum(link_seconds, network_seconds)
         elif collective_kind == "all_reduce":
             link_seconds = 2 * (ranks_in_domain - 1) / ranks_in_domain * byte_count / link_rate
-            network_seconds = 2 * (1 - ranks_in_domain / ranks) * byte_count / (ranks_in_domain * network_rate)
-            seconds = tree_latency + maximum(link_seconds, network_seconds)
+            network_seconds = 2 * (1 - ranks_in_domain / rank_count) * byte_count / (ranks_in_domain * network_rate)
+            collective_seconds = tree_latency + maximum(link_seconds, network_seconds)
         else:  # a ring
             link_seconds = (ranks_in_domain - 1) / ranks_in_domain * byte_count / link_rate
-            ring_seconds = (1 - 1 / ranks) * maximum(
+            ring_seconds = (1 - 1 / rank_count) * maximum(
                 byte_count / link_rate, byte_count / (ranks_in_domain * network_rate)
             )
-            seconds = message_count * self.latency + self._ring_seconds(
-                ring_seconds, message_count, ranks, domain_count
+            collective_seconds = message_count * self.latency + self._ring_seconds(
+                ring_seconds, message_count, rank_count, domain_count
             )
         seconds_in_domain = latency_in_domain + link_seconds
         if self.link_protocols:
@@ -300,7 +300,7 @@ class Device:
                 seconds_in_domain = choose(
                     ranks_in_domain <= 2, minimum(kernel_seconds, seconds_in_domain), seconds_in_domain
                 )
-        return choose(ranks <= 1, 0.0, choose(domain_count > 1, seconds, seconds_in_domain))
+        return choose(rank_count <= 1, 0.0, choose(domain_count > 1, collective_seconds, seconds_in_domain))
 
     def _link_rate(self, ranks_in_domain: Number, collective_kind: str) -> Number:
         """Returns the bytes/s that a device sends over its links to the other ranks in its network domain."""
@@ -325,16 +325,16 @@ class Device:
         )
 
     def _ring_seconds(
-        self, full_rate_seconds: Number, message_count: Number, ranks: Number, domain_count: Number
+        self, full_rate_seconds: Number, message_count: Number, rank_count: Number, domain_count: Number
     ) -> Number:
         """Returns the seconds of a ring collective over several domains. full_rate_seconds: seconds at the full rate.
 
         Of the generation's protocols the faster one is taken.
         """
         ring_times = [
-            full_rate_seconds / efficiency
-            + message_count * ((ranks - domain_count) * link_step + (domain_count - 1) * network_step)
-            for efficiency, link_step, network_step in self.generation.ring_protocols
+            full_rate_seconds / protocol_efficiency
+            + message_count * ((rank_count - domain_count) * link_step + (domain_count - 1) * network_step)
+            for protocol_efficiency, link_step, network_step in self.generation.ring_protocols
         ]
         return reduce(minimum, ring_times)
 
@@ -342,14 +342,14 @@ class Device:
         """Returns the seconds of a recurrence that is computed chunk by chunk."""
         return flops / (self.peak_rates["bf16"] * self.generation.scan)
 
-    def domain_stages(self, pp: Number, stage_devices: Number) -> Number:
-        """Returns how many whole pipeline stages fit in a domain of fast links, at least one.
+    def stages_per_domain(self, pp: Number, stage_devices: Number) -> Number:
+        """Returns the number of whole pipeline stages that fit in a domain of fast links, at least one.
 
         Stages are the outermost axis of the ranks, so that each has `stage_devices` consecutive devices.
         """
         return minimum(pp, maximum(1, floor_div(self.domain_devices, stage_devices)))
 
-    def hop_seconds(self, byte_count: Number, device_count: Number) -> Number:
+    def stage_send_seconds(self, byte_count: Number, device_count: Number) -> Number:
         """Returns the seconds of a send to the next pipeline stage. device_count: devices of the run."""
         link_rate = choose(
             device_count > self.domain_devices, self.network_bandwidth * self.generation.nic, self._link_rate(2, "send")
@@ -376,11 +376,13 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
 
 def _device_of(hardware: Hardware, nic: float | None) -> Device:
     """Returns an accelerator with achievable rates. Arguments and errors are those of `device_of`."""
-    bandwidth = hardware.bandwidth()
+    memory_bandwidth = hardware.bandwidth()
     peak_rates = {
-        name: float(next(hardware.peak_flops[peak_name] for peak_name in names if peak_name in hardware.peak_flops))
-        for name, names in PEAK_NAMES_BY_FORMAT.items()
-        if any(peak_name in hardware.peak_flops for peak_name in names)
+        name: float(
+            next(hardware.peak_flops[peak_name] for peak_name in peak_names if peak_name in hardware.peak_flops)
+        )
+        for name, peak_names in PEAK_NAMES_BY_FORMAT.items()
+        if any(peak_name in hardware.peak_flops for peak_name in peak_names)
     }
     if not {"bf16", "fp32"} & set(peak_rates):
         hardware.peak_rate("bfloat16")
@@ -407,10 +409,10 @@ def _device_of(hardware: Hardware, nic: float | None) -> Device:
     unknown_nic = min(DEFAULT_NIC_RATE, host_link_rate * pcie_share)
     return Device(
         name=hardware.name,
-        evidence=_evidence(hardware, generation),
+        evidence=_device_evidence(hardware, generation),
         generation=generation,
         peak_rates=peak_rates,
-        memory_bandwidth=float(bandwidth),
+        memory_bandwidth=float(memory_bandwidth),
         link_bandwidth=link_rate,
         domain_devices=domain_size,
         network_bandwidth=float(
@@ -437,8 +439,10 @@ def accelerator_generation(hardware: Hardware) -> AcceleratorGeneration:
     """Returns the GPU generation of an accelerator: by its name or `like`, else its compute capability or vendor."""
     known_generations = accelerator_generations().values()
     capability_prefix = f"{hardware.compute_capability or ''}."
-    names = {hardware.name, hardware.like}
-    generations_of_name = (generation for generation in known_generations if names & set(generation.accelerators))
+    accelerator_names = {hardware.name, hardware.like}
+    generations_of_name = (
+        generation for generation in known_generations if accelerator_names & set(generation.accelerators)
+    )
     generations_of_capability = (
         generation
         for generation in known_generations
@@ -451,7 +455,7 @@ def accelerator_generation(hardware: Hardware) -> AcceleratorGeneration:
     )
 
 
-def _evidence(hardware: Hardware, generation: AcceleratorGeneration) -> DeviceEvidence:
+def _device_evidence(hardware: Hardware, generation: AcceleratorGeneration) -> DeviceEvidence:
     if hardware.name in generation.profiled:
         return "profiled"
     return "sister" if generation.profiled else "datasheet"

@@ -41,17 +41,19 @@ class DisaggregatedServer:
     decode_replicas: int
 
     @classmethod
-    def balanced_group(cls, replica: Replica, sequences: float, replicas: int | None = None) -> Self:
+    def balanced_group(cls, replica: Replica, sequence_count: float, replica_count: int | None = None) -> Self:
         """Returns the group in which prompt and decoding replicas are best balanced.
 
-        sequences: that a decoding replica runs at once. replicas: of both kinds together; None for as few as come
-        within a tenth of the most requests per second and replica.
+        sequence_count: number of sequences that a decoding replica runs at once.
+        replica_count: number of prompt and decoding replicas together; None for the fewest that come within a tenth of
+        the most requests per second and replica.
         """
         replica_pair = cls(replica, 1, 1)
-        prompts_per_decoder = replica_pair._decoded_requests_per_second(sequences) * replica_pair.busy_seconds
-        if replicas is not None:
+        prompts_per_decoder = replica_pair._decoded_requests_per_second(sequence_count) * replica_pair.busy_seconds
+        if replica_count is not None:
             candidate_groups = [
-                cls(replica, prefill_replicas, replicas - prefill_replicas) for prefill_replicas in range(1, replicas)
+                cls(replica, prefill_replicas, replica_count - prefill_replicas)
+                for prefill_replicas in range(1, replica_count)
             ]
         else:
             replica_counts = range(1, MAX_DECODING_REPLICAS + 1)
@@ -63,10 +65,10 @@ class DisaggregatedServer:
                 cls(replica, prefill_replicas, 1) for prefill_replicas in range(1, ceil(prompts_per_decoder))
             ]
         rates_per_replica = [
-            group._most_requests_per_second(sequences) / (group.prefill_replicas + group.decode_replicas)
+            group._most_requests_per_second(sequence_count) / (group.prefill_replicas + group.decode_replicas)
             for group in candidate_groups
         ]
-        least_rate_share = 0.9 if replicas is None else 1.0
+        least_rate_share = 0.9 if replica_count is None else 1.0
         best_groups = [
             candidate_group
             for candidate_group, rate_per_replica in zip(candidate_groups, rates_per_replica, strict=True)
@@ -93,8 +95,8 @@ class DisaggregatedServer:
     def sent_bytes(self) -> float:
         """The bytes of a prompt's KV cache on one device, which are sent to a decoding replica."""
         replica = self.replica
-        layout, cached_length = replica.layout, replica.requests.input_tokens
-        prompt_work = rank_work(replica.spec, rank_pass(replica.stack, layout, 1, 1, cached_length - 1, "decode"))
+        layout, cached_tokens = replica.layout, replica.requests.input_tokens
+        prompt_work = rank_work(replica.spec, rank_pass(replica.stack, layout, 1, 1, cached_tokens - 1, "decode"))
         return float(prompt_work.cache_elements) * replica.number_formats.cache_bits / 8 / layout.pp
 
     @property
@@ -102,26 +104,26 @@ class DisaggregatedServer:
         """The seconds to send a prompt's KV cache; all devices of a replica send at once."""
         replica = self.replica
         layout = replica.layout
-        devices = layout.tp * layout.pp * layout.dp * self.replicas
-        return float(replica.device.hop_seconds(self.sent_bytes, devices))
+        sending_devices = layout.tp * layout.pp * layout.dp * self.replicas
+        return float(replica.device.stage_send_seconds(self.sent_bytes, sending_devices))
 
     @property
     def first_token_seconds(self) -> float:
         """The seconds to the first token of a request that does not wait."""
         return self.replica.prompt_seconds + self.transfer_seconds
 
-    def token_seconds(self, sequences: float) -> float:
+    def token_seconds(self, sequence_count: float) -> float:
         """Returns the seconds per decoded token on a replica that decodes this many sequences."""
-        return float(self.replica.decoding_pass(sequences).seconds) / self.replica.tokens_per_step
+        return float(self.replica.decoding_pass(sequence_count).seconds) / self.replica.tokens_per_step
 
-    def _decoded_requests_per_second(self, sequences: float) -> float:
+    def _decoded_requests_per_second(self, sequence_count: float) -> float:
         """Returns the requests per second that one decoding replica completes."""
-        return sequences / ((self.replica.requests.output_tokens - 1) * self.token_seconds(sequences))
+        return sequence_count / ((self.replica.requests.output_tokens - 1) * self.token_seconds(sequence_count))
 
-    def _most_requests_per_second(self, sequences: float) -> float:
+    def _most_requests_per_second(self, sequence_count: float) -> float:
         return min(
             self.prefill_replicas / self.busy_seconds,
-            self.decode_replicas * self._decoded_requests_per_second(sequences),
+            self.decode_replicas * self._decoded_requests_per_second(sequence_count),
         )
 
     def latencies(self, concurrency: float) -> LoadLatencies:

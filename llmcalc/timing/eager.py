@@ -16,5 +16,5 @@ def eager_kernel_key(operation: Step) -> str:
 
 
 def eager_kernel_repeats(operation: Step) -> int:
-    """Returns how often a step's kernels run: once, or for Sinkhorn once per normalization of rows or columns."""
+    """Returns the number of runs of a step's kernels: one, or for Sinkhorn one per normalization of rows or columns."""
     return 2 * int(operation.options["steps"]) - 1 if operation.verb == "sinkhorn" else 1

@@ -61,29 +61,31 @@ def forward_pass(
         pipeline_share = (batch_count + pp - 1) / (batch_count * pp)
         kernel_seconds *= pipeline_share
         timed_pass = timed_pass.scaled_by(pipeline_share)
-    hop_seconds = _hop_seconds(spec, device, rank_pass, timed_pass.rank_work.tokens, pp)
+    stage_send_seconds = _stage_send_seconds(spec, device, rank_pass, timed_pass.rank_work.tokens, pp)
     host_seconds = software_stack.host_seconds_per_step + (
         software_stack.host_seconds_per_sequence * rank_pass.batch if is_decoding else 0.0
     )
     if software_stack.hides_host and is_decoding and are_equal(pp, 1):
         host_seconds = maximum(0.0, host_seconds - kernel_seconds)
     return InferencePass(
-        kernel_seconds + host_seconds + hop_seconds,
-        {"kernels": kernel_seconds, "host": host_seconds, "hops": hop_seconds},
+        kernel_seconds + host_seconds + stage_send_seconds,
+        {"kernels": kernel_seconds, "host": host_seconds, "hops": stage_send_seconds},
         [timed_pass],
     )
 
 
-def _hop_seconds(spec: ModelSpec, device: Device, rank_pass: RankPass, tokens: Number, pp: Number) -> Number:
+def _stage_send_seconds(spec: ModelSpec, device: Device, rank_pass: RankPass, tokens: Number, pp: Number) -> Number:
     """Returns the seconds of messages between stages; messages that leave a domain of fast links take longer.
 
     A stage's ranks are consecutive (vllm/distributed/parallel_state.py, initialize_model_parallel: dp, pp, pcp, tp).
     """
     sent_bytes = 2.0 * tokens * spec.hidden_size
     stage_devices = rank_pass.tp * rank_pass.cp
-    far_hops = ceil_div(pp, device.domain_stages(pp, stage_devices)) - 1
-    near_seconds, far_seconds = (device.hop_seconds(sent_bytes, devices) for devices in (1, stage_devices * pp))
-    return far_hops * far_seconds + (pp - 1 - far_hops) * near_seconds
+    far_send_count = ceil_div(pp, device.stages_per_domain(pp, stage_devices)) - 1
+    near_send_seconds, far_send_seconds = (
+        device.stage_send_seconds(sent_bytes, device_count) for device_count in (1, stage_devices * pp)
+    )
+    return far_send_count * far_send_seconds + (pp - 1 - far_send_count) * near_send_seconds
 
 
 _shared_passes: IdentityCache[TimedPass] = IdentityCache(1024)
@@ -114,17 +116,19 @@ def _launched_seconds(
     is_decoding: bool,
     graph_tokens: int,
 ) -> Number:
-    """Returns the seconds of a pass's kernels, or those of their launches by the host if these take longer.
+    """Returns the seconds of a pass's kernels, or of the host's kernel launches if the launches take longer.
 
     graph_tokens: most tokens of a pass whose kernels captured graphs launch; 0 for none.
     """
     prompt_launch_seconds = 0.0 if is_decoding else software_stack.host_seconds_per_prompt_kernel
-    launches = timed_pass.launches(
+    launch_count = timed_pass.launches(
         software_stack.launches_by_verb,
         graph_tokens,
         software_stack.casts_inputs and number_formats.product_format in NARROW_FORMATS,
     )
-    return maximum(timed_pass.seconds, launches * max(software_stack.host_seconds_per_kernel, prompt_launch_seconds))
+    return maximum(
+        timed_pass.seconds, launch_count * max(software_stack.host_seconds_per_kernel, prompt_launch_seconds)
+    )
 
 
 def graph_prompt_tokens(spec: ModelSpec, software_stack: SoftwareStack, pp: Number = 1) -> int:

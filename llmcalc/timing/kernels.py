@@ -35,7 +35,7 @@ STATE_BITS = 16
 
 @dataclass(slots=True)
 class Kernel:
-    """A GPU kernel in a pass, or a matrix product that runs in another kernel.
+    """A GPU kernel in a pass, or a matrix product that is part of another kernel.
 
     path: the path of its node in the model.
     kind: what it does.
@@ -193,8 +193,12 @@ class RankPass:
 
         The types of sizes are part of it, because counts of integers are exact.
         """
-        sizes = self.batch, self.seq, self.context, self.ep, self.cp
-        return (self, *map(type, sizes)) if all(isinstance(size, int | float) for size in sizes) else None
+        cached_sizes = self.batch, self.seq, self.context, self.ep, self.cp
+        return (
+            (self, *map(type, cached_sizes))
+            if all(isinstance(cached_size, int | float) for cached_size in cached_sizes)
+            else None
+        )
 
     def run_config(self, sequence_parts: Number = 1) -> RunConfig:
         """Returns the run config that counts one of `sequence_parts` equal parts of each sequence."""
@@ -252,19 +256,23 @@ class RankWork:
     def parameters(self) -> Number:
         """The number of parameters on a rank that has all layers of the model."""
         return sum(
-            (rank_share(count, self.rank_pass.ep) if is_routed else count) * self.layer_count(index)
-            for (index, is_routed), count in self.params_by_layer.items()
+            (rank_share(parameter_count, self.rank_pass.ep) if is_routed else parameter_count)
+            * self.layer_count(kind_index)
+            for (kind_index, is_routed), parameter_count in self.params_by_layer.items()
         )
 
     @property
     def cache_elements(self) -> Number:
         """The number of elements in the caches of all layers."""
-        return sum(count * self.layer_count(index) for index, count in self.cached_elements_by_layer.items())
+        return sum(
+            element_count * self.layer_count(kind_index)
+            for kind_index, element_count in self.cached_elements_by_layer.items()
+        )
 
 
 @with_traced_sizes
-def rank_share(amount: Number, ranks: Number) -> Number:
+def rank_share(amount: Number, rank_count: Number) -> Number:
     """Returns one rank's share of an amount; an integer if the amount is divisible."""
-    if isinstance(amount, int) and isinstance(ranks, int) and amount % ranks == 0:
-        return amount // ranks
-    return amount / ranks
+    if isinstance(amount, int) and isinstance(rank_count, int) and amount % rank_count == 0:
+        return amount // rank_count
+    return amount / rank_count

@@ -61,7 +61,9 @@ FULL_OVERLAP = Overlap()
 
 def stack_of_vendor(vendor: str, phase: str) -> str:
     """Returns the usual software stack for accelerators of a vendor; empty if there is none."""
-    return next((name for name in stack_names(phase) if vendor in software_stacks()[name].vendors), "")
+    return next(
+        (stack_name for stack_name in stack_names(phase) if vendor in software_stacks()[stack_name].vendors), ""
+    )
 
 
 def with_attention(software_stack: SoftwareStack, implementation: str | None) -> SoftwareStack:
@@ -219,7 +221,7 @@ def with_optimizer(
 def with_overlapped_groups(
     software_stack: SoftwareStack, overlapped_parallel_groups: frozenset[str] | None
 ) -> SoftwareStack:
-    """Returns a software stack in which these groups' messages overlap with computation; unchanged for None.
+    """Returns a software stack in which computation hides the messages of these parallel groups; unchanged for None.
 
     overlapped_parallel_groups: of `dp` (gradients), `weights` (those gathered after an update), `tp` and `ep`.
     """
@@ -232,8 +234,8 @@ def with_overlapped_groups(
         "ep": FULL_OVERLAP.ep,
     }
     hidden_share_by_group = {
-        name: hidden_share if name in overlapped_parallel_groups else 0.0
-        for name, hidden_share in usual_hidden_shares.items()
+        group_name: hidden_share if group_name in overlapped_parallel_groups else 0.0
+        for group_name, hidden_share in usual_hidden_shares.items()
     }
     return software_stack.model_copy(
         update={"hidden_share_by_group": hidden_share_by_group, "overlapped_stages": (0, 1, 2, 3)}
@@ -241,7 +243,7 @@ def with_overlapped_groups(
 
 
 def with_overlap(software_stack: SoftwareStack, overlap: str | None) -> SoftwareStack:
-    """Returns a software stack with the groups in `overlap`, such as `dp,ep`, overlapped; unchanged for None.
+    """Returns a software stack in which computation hides the messages of the groups in `overlap`, such as `dp,ep`.
 
     Raises `InputError` for an unknown value.
     """

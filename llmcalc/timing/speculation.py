@@ -30,15 +30,15 @@ def expected_tokens_per_step(drafted_tokens: int, acceptance: float) -> float:
     return (1 - acceptance ** (drafted_tokens + 1)) / (1 - acceptance)
 
 
-def acceptance_for_accepted_length(length: float, drafted_tokens: int) -> float:
+def acceptance_for_accepted_length(accepted_length: float, drafted_tokens: int) -> float:
     """Returns a drafted token's probability of acceptance, from the mean number of tokens per step.
 
     Engines print that number: vLLM as `Mean acceptance length`, SGLang as `accept len`.
     Raises `InputError` if that number cannot be reached with `drafted_tokens` tokens.
     """
-    if length >= drafted_tokens + 1:
+    if accepted_length >= drafted_tokens + 1:
         raise InputError(
-            f"--acceptance {length:g}: a step of {drafted_tokens} drafted tokens generates fewer than "
+            f"--acceptance {accepted_length:g}: a step of {drafted_tokens} drafted tokens generates fewer than "
             f"{drafted_tokens + 1}; "
             "expected less, or more --draft-tokens"
         )
@@ -47,7 +47,7 @@ def acceptance_for_accepted_length(length: float, drafted_tokens: int) -> float:
         middle_acceptance = (lower_bound + upper_bound) / 2
         lower_bound, upper_bound = (
             (middle_acceptance, upper_bound)
-            if expected_tokens_per_step(drafted_tokens, middle_acceptance) < length
+            if expected_tokens_per_step(drafted_tokens, middle_acceptance) < accepted_length
             else (lower_bound, middle_acceptance)
         )
     return lower_bound

@@ -138,16 +138,20 @@ class StepPlan:
             adapters=self.adapters,
         )
 
-    def recomputes(self, work: Kernel | TimedOperation, timed_pass: TimedPass) -> bool:
-        """Whether a layer's forward work is recomputed by itself, as part of a module or of the attention core."""
-        if work.layer_kind_index < 0:
+    def recomputes(self, kernel_or_operation: Kernel | TimedOperation, timed_pass: TimedPass) -> bool:
+        """Whether a kernel is recomputed in the backward pass, as part of a module or of the attention core."""
+        if kernel_or_operation.layer_kind_index < 0:
             return False
-        if work.kind == "attention" and (self.recomputes_attention or "core_attn" in self.recomputed_modules):
+        if kernel_or_operation.kind == "attention" and (
+            self.recomputes_attention or "core_attn" in self.recomputed_modules
+        ):
             return True
         node_paths = set(self.recomputed_nodes)
         for module_name in self.recomputed_modules:
-            node_paths.update(PATHS_BY_MODULE[module_name][timed_pass.has_experts(work.layer_kind_index)])
-        return any(f".{node_path}." in f".{work.path}." for node_path in node_paths)
+            node_paths.update(
+                PATHS_BY_MODULE[module_name][timed_pass.has_experts(kernel_or_operation.layer_kind_index)]
+            )
+        return any(f".{node_path}." in f".{kernel_or_operation.path}." for node_path in node_paths)
 
     def repeated_modules(self, timed_pass: TimedPass) -> TimedPass:
         """Returns the kernels of a pass that are recomputed by module; only their forward seconds count."""
@@ -223,8 +227,10 @@ class LayerCosts(NamedTuple):
         return LayerCosts(
             self.layer_kinds,
             *(
-                list(map(amount_at_index, values)) if isinstance(values, list) else amount_at_index(values)
-                for values in self[1:]
+                list(map(amount_at_index, field_values))
+                if isinstance(field_values, list)
+                else amount_at_index(field_values)
+                for field_values in self[1:]
             ),
         )
 
@@ -283,23 +289,29 @@ def _layer_module_paths(timed_pass: TimedPass) -> Iterator[str]:
 
 
 def host_wait(
-    timed_pass: TimedPass, software_stack: SoftwareStack, layer: int, is_backward: bool, kernel_seconds: Number
+    timed_pass: TimedPass,
+    software_stack: SoftwareStack,
+    layer_kind_index: int,
+    is_backward: bool,
+    kernel_seconds: Number,
 ) -> Number:
     """Returns the seconds in which the device waits for kernel launches in one pass of a layer.
 
     kernel_seconds: seconds of the kernels and messages of that direction.
     """
     launch_count = timed_pass.layer_launches(
-        layer, is_backward, software_stack.launches_by_verb, software_stack.captured_modules
+        layer_kind_index, is_backward, software_stack.launches_by_verb, software_stack.captured_modules
     )
     host_seconds = launch_count * software_stack.host_seconds_per_kernel
     if software_stack.host_seconds_per_expert:
-        expert_count = timed_pass.expert_launches(layer, is_backward, software_stack.captured_modules)
+        expert_count = timed_pass.expert_launches(layer_kind_index, is_backward, software_stack.captured_modules)
         seconds_by_format = software_stack.host_seconds_per_expert
         expert_seconds = seconds_by_format.get(timed_pass.product_format, seconds_by_format["bf16"])
         host_seconds = host_seconds + expert_count * expert_seconds
     if software_stack.host_seconds_per_dtensor_operation:
-        dtensor_count = timed_pass.dtensor_operations(layer, is_backward, software_stack.dtensor_operations_by_kind)
+        dtensor_count = timed_pass.dtensor_operations(
+            layer_kind_index, is_backward, software_stack.dtensor_operations_by_kind
+        )
         host_seconds = host_seconds + dtensor_count * software_stack.host_seconds_per_dtensor_operation
     return maximum(0.0, host_seconds * timed_pass.host_launch - kernel_seconds)
 
@@ -308,7 +320,7 @@ def host_wait(
 def rank_layers(
     layer_kinds: tuple[LayerKind, ...], pp: int, vpp: int, layers_of_stages: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], ...]:
-    """Returns the layers of each kind on each pipeline rank.
+    """Returns the number of layers of each kind on each pipeline rank.
 
     layers_of_stages: layers per stage; None for even stages.
     """
@@ -322,7 +334,11 @@ def rank_layers(
     ]
     return tuple(
         tuple(
-            sum(layer_index in stage for stage in layers_of_stage[rank::pp] for layer_index in layer_kind.indices)
+            sum(
+                layer_index in stage_layers
+                for stage_layers in layers_of_stage[rank::pp]
+                for layer_index in layer_kind.indices
+            )
             for layer_kind in layer_kinds
         )
         for rank in range(pp)
@@ -347,34 +363,34 @@ class PipelineRanks(NamedTuple):
 
     def trained_params(self, ep: Number) -> tuple[Number, Number]:
         """Returns a rank's trained parameters: the number outside of experts, and the number in experts."""
-        experts = rank_share(self.expert_params, ep)
-        return (self.dense_params, experts) if self.adapter_params is None else (self.adapter_params, 0)
+        expert_params = rank_share(self.expert_params, ep)
+        return (self.dense_params, expert_params) if self.adapter_params is None else (self.adapter_params, 0)
 
 
 def pipeline_ranks(
     costs: LayerCosts, pp: int, vpp: int, recompute: float = 0.0, stage_sizes: tuple[int, ...] | None = None
 ) -> PipelineRanks:
     """Computes the seconds of the slowest and of the average pipeline rank, and the most parameters of a rank."""
-    layers = rank_layers(costs.layer_kinds, pp, vpp, stage_sizes)
+    layer_counts_by_rank = rank_layers(costs.layer_kinds, pp, vpp, stage_sizes)
     seconds = [
         both_pass_seconds + recompute * repeated_seconds
         for both_pass_seconds, repeated_seconds in zip(
             costs.layer_seconds_of_both_passes, costs.recomputed_forward_seconds, strict=True
         )
     ]
-    seconds_of_ranks = [_weighted_sum(layer_counts, seconds) for layer_counts in layers]
+    seconds_of_ranks = [_weighted_sum(layer_counts, seconds) for layer_counts in layer_counts_by_rank]
     seconds_of_ranks[0] = seconds_of_ranks[0] + costs.start_seconds
     seconds_of_ranks[-1] = seconds_of_ranks[-1] + costs.head_seconds
 
     def largest_rank_sum(values_per_layer: Sequence[Number]) -> Number:
-        return reduce(maximum, (_weighted_sum(layer_counts, values_per_layer) for layer_counts in layers))
+        return reduce(maximum, (_weighted_sum(layer_counts, values_per_layer) for layer_counts in layer_counts_by_rank))
 
     return PipelineRanks(
         reduce(maximum, seconds_of_ranks),
         sum(seconds_of_ranks) / pp,
         largest_rank_sum(costs.dense_params) + costs.params_outside_layers / min(2, pp),
         largest_rank_sum(costs.expert_params),
-        sum(map(sum, layers)) / pp,
+        sum(map(sum, layer_counts_by_rank)) / pp,
         largest_rank_sum(costs.adapter_params) if costs.adapter_params else None,
     )
 
@@ -414,8 +430,8 @@ def step_time_of_pass(
     costs: LayerCosts,
 ) -> StepTime:
     """Returns the seconds of a training step, from the timed kernels of one micro-batch."""
-    ranks = pipeline_ranks(costs, step_plan.pp, step_plan.vpp, step_plan.recomputed_share, step_plan.stage_sizes)
-    return _step_seconds(spec, device, software_stack, step_plan, ranks, timed_pass)
+    rank_costs = pipeline_ranks(costs, step_plan.pp, step_plan.vpp, step_plan.recomputed_share, step_plan.stage_sizes)
+    return _step_seconds(spec, device, software_stack, step_plan, rank_costs, timed_pass)
 
 
 def _step_seconds(
@@ -423,24 +439,24 @@ def _step_seconds(
     device: Device,
     software_stack: SoftwareStack,
     step_plan: StepPlan,
-    ranks: PipelineRanks,
+    rank_costs: PipelineRanks,
     timed_pass: TimedPass,
 ) -> StepTime:
     """Returns the seconds of a step: micro-batches, bubble, data-parallel messages and optimizer update."""
-    hop_seconds, exposed_hop_seconds = _hop_seconds(spec, device, software_stack, step_plan)
+    stage_send_seconds, exposed_send_seconds = _stage_send_seconds(spec, device, software_stack, step_plan)
     if step_plan.schedule in ("zb-h1", "dualpipe") and isinstance(step_plan.pp, int) and step_plan.pp > 1:
-        idle_seconds = idle_micro_batches(step_plan.schedule, step_plan.pp) * ranks.mean_rank_seconds
+        idle_seconds = idle_micro_batches(step_plan.schedule, step_plan.pp) * rank_costs.mean_rank_seconds
     else:
-        idle_seconds = (step_plan.pp - 1) / step_plan.vpp * ranks.mean_rank_seconds
-    bubble_seconds = idle_seconds + 2 * hop_seconds + exposed_hop_seconds
-    pipeline_seconds = step_plan.micro_batches * ranks.slowest_rank_seconds
-    message_seconds, updated_params = _data_parallel_seconds(step_plan, device, software_stack, ranks)
-    parameters = sum(ranks.trained_params(step_plan.ep))
+        idle_seconds = (step_plan.pp - 1) / step_plan.vpp * rank_costs.mean_rank_seconds
+    bubble_seconds = idle_seconds + 2 * stage_send_seconds + exposed_send_seconds
+    pipeline_seconds = step_plan.micro_batches * rank_costs.slowest_rank_seconds
+    message_seconds, updated_params = _data_parallel_seconds(step_plan, device, software_stack, rank_costs)
+    trained_params = sum(rank_costs.trained_params(step_plan.ep))
     update_seconds = (
         software_stack.host_update_seconds_per_parameter * updated_params
         if software_stack.host_update_seconds_per_parameter
         else device.memory_seconds(
-            software_stack.optimizer_bytes * updated_params + UPDATE_BYTES_PER_PARAMETER * parameters
+            software_stack.optimizer_bytes * updated_params + UPDATE_BYTES_PER_PARAMETER * trained_params
         )
         + software_stack.optimizer_flops * updated_params / device.product_rate("bf16", is_sustained=True)
     )
@@ -454,15 +470,15 @@ def _step_seconds(
         pipeline_seconds + bubble_seconds + message_seconds + update_seconds,
         part_seconds,
         timed_pass,
-        ranks.slowest_rank_seconds,
-        ranks.mean_rank_seconds,
+        rank_costs.slowest_rank_seconds,
+        rank_costs.mean_rank_seconds,
     )
 
 
-def _hop_seconds(
+def _stage_send_seconds(
     spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan
 ) -> tuple[Number, Number]:
-    """Returns the seconds of sends between stages: a micro-batch's way through all of them, and waited exchanges.
+    """Returns the seconds of sends between stages: of one micro-batch through all stages, and of exposed exchanges.
 
     The way has one message between each two stages, in one direction; the exchanges are those of a step, while the
     pipeline is full. Stages are the outermost axis of the ranks. So a domain of fast links holds whole stages where
@@ -470,24 +486,24 @@ def _hop_seconds(
     """
     is_divided = step_plan.sequence_parallel or software_stack.scatters_stage_messages
     sent_bytes = 2.0 * step_plan.tokens * spec.hidden_size / (step_plan.tp if is_divided else 1)
-    near_seconds = device.hop_seconds(sent_bytes, 1)
-    far_seconds = device.hop_seconds(sent_bytes, step_plan.devices)
+    near_send_seconds = device.stage_send_seconds(sent_bytes, 1)
+    far_send_seconds = device.stage_send_seconds(sent_bytes, step_plan.devices)
     stage_devices = step_plan.tp * step_plan.cp * step_plan.dp
-    domain_stages = device.domain_stages(step_plan.pp, stage_devices)
-    far_hops = ceil_div(step_plan.pp, domain_stages) - 1
-    neighbors = choose(step_plan.vpp > 1, 2, minimum(2, step_plan.pp - 1))
-    far_neighbors = choose(domain_stages > 1, minimum(1, far_hops), neighbors)
-    exchange_seconds = far_neighbors * far_seconds + (neighbors - far_neighbors) * near_seconds
-    chunk_exchange_seconds = choose(far_hops > 0, far_seconds, near_seconds)
+    stages_per_domain = device.stages_per_domain(step_plan.pp, stage_devices)
+    far_send_count = ceil_div(step_plan.pp, stages_per_domain) - 1
+    neighbor_count = choose(step_plan.vpp > 1, 2, minimum(2, step_plan.pp - 1))
+    far_neighbor_count = choose(stages_per_domain > 1, minimum(1, far_send_count), neighbor_count)
+    exchange_seconds = far_neighbor_count * far_send_seconds + (neighbor_count - far_neighbor_count) * near_send_seconds
+    chunk_exchange_seconds = choose(far_send_count > 0, far_send_seconds, near_send_seconds)
     return (
-        far_hops * far_seconds + (step_plan.pp - 1 - far_hops) * near_seconds,
+        far_send_count * far_send_seconds + (step_plan.pp - 1 - far_send_count) * near_send_seconds,
         exchange_seconds * _exposed_exchange_count(step_plan, software_stack)
         + chunk_exchange_seconds * _filling_exchange_count(step_plan, software_stack),
     )
 
 
 def _filling_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) -> Number:
-    """Returns how many exchanges of interleaved stages nothing hides, where those of the full pipeline are hidden.
+    """Returns the number of exposed exchanges while an interleaved pipeline fills; later ones are hidden.
 
     The last rank runs (vpp − 1) · pp chunks forward before its first backward pass, and as many backward after its last
     forward pass. After each of them it sends and receives at once, and waits (megatron/core/pipeline_parallel/
@@ -500,7 +516,7 @@ def _filling_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) 
 
 
 def _exposed_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) -> Number:
-    """Returns how many exchanges with each neighbour a stage waits for while the pipeline is full.
+    """Returns the number of exchanges with each neighbour that a stage waits for while the pipeline is full.
 
     An exchange takes as long as one message, or as two where a stage does not send and receive at once. A stage of 1F1B
     sends its output and waits for the gradient, then sends a gradient and waits for the next input
@@ -511,12 +527,12 @@ def _exposed_exchange_count(step_plan: StepPlan, software_stack: SoftwareStack) 
     if step_plan.schedule in ("zb-h1", "dualpipe"):
         return 0
     exposed_chunks = choose(step_plan.vpp > 1, 0, 1) if software_stack.hides_stage_messages else step_plan.vpp
-    messages = 2 if software_stack.sends_before_receiving else 1
-    return choose(step_plan.pp > 1, step_plan.micro_batches * exposed_chunks * messages, 0)
+    message_count = 2 if software_stack.sends_before_receiving else 1
+    return choose(step_plan.pp > 1, step_plan.micro_batches * exposed_chunks * message_count, 0)
 
 
 def _data_parallel_seconds(
-    step_plan: StepPlan, device: Device, software_stack: SoftwareStack, ranks: PipelineRanks
+    step_plan: StepPlan, device: Device, software_stack: SoftwareStack, rank_costs: PipelineRanks
 ) -> tuple[Number, Number]:
     """Returns the exposed seconds of data-parallel messages, and the parameters that each rank updates.
 
@@ -524,8 +540,8 @@ def _data_parallel_seconds(
     that keeps both. All else is sent once a step: gradients beside the backward pass of the last micro-batch, weights
     beside the forward pass of the first one, or those of an interleaved stage beside the passes of its other chunks.
     """
-    experts = rank_share(ranks.expert_params, step_plan.ep)
-    trained_params, trained_experts = ranks.trained_params(step_plan.ep)
+    rank_expert_params = rank_share(rank_costs.expert_params, step_plan.ep)
+    trained_params, trained_experts = rank_costs.trained_params(step_plan.ep)
     seconds_of_groups = (
         _data_group_seconds(
             step_plan,
@@ -533,9 +549,9 @@ def _data_parallel_seconds(
             software_stack,
             step_plan.dp * step_plan.cp,
             step_plan.tp,
-            ranks.dense_params,
+            rank_costs.dense_params,
             trained_params,
-            ranks.mean_layers,
+            rank_costs.mean_layers,
         ),
         _data_group_seconds(
             step_plan,
@@ -543,9 +559,9 @@ def _data_parallel_seconds(
             software_stack,
             step_plan.expert_replicas,
             step_plan.expert_shards,
-            experts,
+            rank_expert_params,
             trained_experts,
-            ranks.mean_layers,
+            rank_costs.mean_layers,
         ),
     )
     gather_seconds, reduction_seconds, updated_params = map(sum, zip(*seconds_of_groups, strict=True))
@@ -555,12 +571,12 @@ def _data_parallel_seconds(
     reduced_micro_batches = choose(sends_once, 1, step_plan.micro_batches) if step_plan.zero == 2 else 1
     exposed_seconds = _exposed_seconds_of_chunks(
         gather_seconds,
-        (1 - BACKWARD_WORK_SHARE) * ranks.slowest_rank_seconds,
+        (1 - BACKWARD_WORK_SHARE) * rank_costs.slowest_rank_seconds,
         software_stack.hidden_share("weights"),
         step_plan,
     ) + _exposed_seconds_of_chunks(
         reduction_seconds,
-        BACKWARD_WORK_SHARE * ranks.slowest_rank_seconds,
+        BACKWARD_WORK_SHARE * rank_costs.slowest_rank_seconds,
         software_stack.hidden_share("dp"),
         step_plan,
         reduced_micro_batches,
@@ -568,7 +584,9 @@ def _data_parallel_seconds(
     if step_plan.zero == 3:
         message_seconds = gather_seconds + reduction_seconds
         exposed_seconds_per_pass = _exposed_seconds(
-            message_seconds, step_plan.micro_batches * ranks.slowest_rank_seconds, software_stack.hidden_share("dp")
+            message_seconds,
+            step_plan.micro_batches * rank_costs.slowest_rank_seconds,
+            software_stack.hidden_share("dp"),
         )
         exposed_seconds = choose(sends_once, exposed_seconds, exposed_seconds_per_pass)
     return exposed_seconds, updated_params
@@ -589,14 +607,14 @@ def _exposed_seconds_of_chunks(
     them, but those of one chunk, after or before which no other runs.
     """
     last_chunk_seconds, other_chunk_seconds = (
-        _exposed_seconds(message_seconds, passes * pass_seconds, hidden_share)
-        for passes in (micro_batches, maximum(micro_batches, minimum(step_plan.micro_batches, step_plan.pp)))
+        _exposed_seconds(message_seconds, pass_count * pass_seconds, hidden_share)
+        for pass_count in (micro_batches, maximum(micro_batches, minimum(step_plan.micro_batches, step_plan.pp)))
     )
     return (last_chunk_seconds + (step_plan.vpp - 1) * other_chunk_seconds) / step_plan.vpp
 
 
 def _sends_once_per_step(step_plan: StepPlan, software_stack: SoftwareStack) -> Any:
-    """Whether pipeline ranks keep gathered weights and unreduced gradients until the last micro-batch."""
+    """Whether data-parallel messages run once per step, because pipeline ranks keep gathered weights until its end."""
     return software_stack.keeps_weights_in_pipelines and step_plan.pp > 1
 
 
@@ -612,35 +630,35 @@ def _data_group_seconds(
     step_plan: StepPlan,
     device: Device,
     software_stack: SoftwareStack,
-    ranks: Number,
+    rank_count: Number,
     rank_stride: Number,
     parameters: Number,
     trained_params: Number,
-    layers: Number,
+    layer_count: Number,
 ) -> tuple[Number, Number, Number]:
     """Returns the seconds of a group's weight and gradient collectives, and the parameters that each rank updates.
 
-    ranks, rank_stride: of a group, which replicates the weights, and the devices from one of its ranks to the next.
+    rank_count, rank_stride: size of a group that replicates the weights, and devices from one rank to the next.
     parameters, trained_params: weights of a rank, and those of them or of their adapters that are trained.
     """
     sends_weight_format = step_plan.dtype == "fp32" and not software_stack.sends_gradient_buffers
     gradient_bytes = (FP32_BYTES if sends_weight_format else software_stack.gradient_bytes) * trained_params
     if software_stack.bucket_parameters == "layer":
-        bucket_count = layers
+        bucket_count = layer_count
     else:
         bucket_count = maximum(
             1,
             trained_params
-            / maximum(software_stack.bucket_parameters, software_stack.bucket_parameters_per_rank * ranks),
+            / maximum(software_stack.bucket_parameters, software_stack.bucket_parameters_per_rank * rank_count),
         )
     pass_count = choose(_sends_once_per_step(step_plan, software_stack), 1, step_plan.micro_batches)
     reduce_count = pass_count if step_plan.zero >= 2 else 1
     if not step_plan.zero:
         reduce_seconds = device.message_seconds(
-            "all_reduce", ranks, gradient_bytes, rank_stride, message_count=bucket_count
+            "all_reduce", rank_count, gradient_bytes, rank_stride, message_count=bucket_count
         )
         return 0.0, reduce_seconds, trained_params
-    shard_ranks = maximum(1, ranks / step_plan.replicas)
+    shard_ranks = maximum(1, rank_count / step_plan.replicas)
     weight_bytes = WEIGHT_BYTES * (parameters if step_plan.zero == 3 else trained_params)
     weight_seconds = device.message_seconds(
         "all_gather", shard_ranks, weight_bytes, rank_stride, message_count=bucket_count
@@ -697,29 +715,28 @@ class StepTimer:
         return step_time_of_pass(self.spec, self.device, self.stack, step_plan, *self._timed_passes[timing_key])
 
 
-PLAN_COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")
-"""Fields of a step plan that `training_steps` accepts as columns, in addition to tp."""
-
-
 def training_steps(
     spec: ModelSpec, device: Device, software_stack: SoftwareStack, step_plan: StepPlan, plan_columns: Mapping[str, Any]
 ) -> Any:
     """Returns the seconds of steps in many layouts as an array (needs NumPy).
 
-    step_plan: what all layouts have in common. plan_columns: name → array, of `tp` and any of `PLAN_COLUMNS`.
+    step_plan: the fields that all layouts have in common. plan_columns: field name → array, for `tp` and any of `pp`,
+    `dp`, `cp`, `ep`, `vpp`, `micro_batch`, `micro_batches` and `replicas`.
     """
     import numpy
 
-    seconds = numpy.empty(len(plan_columns["tp"]))
-    for tp in numpy.unique(plan_columns["tp"]):
-        has_tp_size = plan_columns["tp"] == tp
+    step_seconds = numpy.empty(len(plan_columns["tp"]))
+    for tp_size in numpy.unique(plan_columns["tp"]):
+        has_tp_size = plan_columns["tp"] == tp_size
         sizes_of_runs = {
-            name: column[has_tp_size].astype(float) for name, column in plan_columns.items() if name != "tp"
+            column_name: column[has_tp_size].astype(float)
+            for column_name, column in plan_columns.items()
+            if column_name != "tp"
         }
-        plans_of_tp = replace(step_plan, tp=int(tp), **sizes_of_runs)
+        plans_of_tp = replace(step_plan, tp=int(tp_size), **sizes_of_runs)
         size_names = [size_name for size_name in ("ep", "cp", "micro_batch") if size_name in sizes_of_runs]
         distinct_sizes, size_index = _distinct_rows([sizes_of_runs[size_name] for size_name in size_names])
-        plan_of_sizes = replace(step_plan, tp=int(tp), **dict(zip(size_names, distinct_sizes, strict=True)))
+        plan_of_sizes = replace(step_plan, tp=int(tp_size), **dict(zip(size_names, distinct_sizes, strict=True)))
         timed_pass = time_pass(
             rank_work(spec, plan_of_sizes.rank_pass(software_stack)),
             device,
@@ -727,7 +744,7 @@ def training_steps(
             NumberFormats(step_plan.dtype),
         )
         costs = layer_costs(timed_pass, software_stack, step_plan).at_index(size_index)
-        seconds[has_tp_size] = _step_seconds(
+        step_seconds[has_tp_size] = _step_seconds(
             spec,
             device,
             software_stack,
@@ -735,7 +752,7 @@ def training_steps(
             _pipeline_ranks_of_plans(plans_of_tp, costs, len(size_index)),
             timed_pass,
         ).seconds
-    return seconds
+    return step_seconds
 
 
 def _pipeline_ranks_of_plans(step_plan: StepPlan, costs: LayerCosts, plan_count: int) -> PipelineRanks:
@@ -743,16 +760,18 @@ def _pipeline_ranks_of_plans(step_plan: StepPlan, costs: LayerCosts, plan_count:
     import numpy
 
     pp, vpp = (numpy.broadcast_to(plan_sizes, plan_count) for plan_sizes in (step_plan.pp, step_plan.vpp))
-    (pp_sizes, vpp_sizes), index_of_plan = _distinct_rows([pp, vpp])
-    rank_columns = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
+    (pp_sizes, vpp_sizes), size_index_by_plan = _distinct_rows([pp, vpp])
+    columns_of_rank_costs = numpy.empty((len(PipelineRanks._fields) - 1, plan_count))
     for size_index, (pp_size, vpp_size) in enumerate(zip(pp_sizes, vpp_sizes, strict=True)):
-        plan_indices = numpy.flatnonzero(index_of_plan == size_index)
-        ranks = pipeline_ranks(
+        plan_indices = numpy.flatnonzero(size_index_by_plan == size_index)
+        rank_costs = pipeline_ranks(
             costs.at_index(plan_indices), int(pp_size), int(vpp_size), step_plan.recomputed_share, step_plan.stage_sizes
         )
-        for rank_column, plan_sizes in zip(rank_columns, ranks[: len(rank_columns)], strict=True):
-            rank_column[plan_indices] = plan_sizes
-    return PipelineRanks(*rank_columns)
+        for rank_cost_column, plan_sizes in zip(
+            columns_of_rank_costs, rank_costs[: len(columns_of_rank_costs)], strict=True
+        ):
+            rank_cost_column[plan_indices] = plan_sizes
+    return PipelineRanks(*columns_of_rank_costs)
 
 
 def _distinct_rows(plan_columns: Sequence[Any]) -> tuple[Any, Any]:

@@ -188,7 +188,7 @@ def _is_captured(kernel: Kernel, captured_modules: tuple[str, ...]) -> bool:
 
 @cache
 def _captured_prefixes(captured_modules: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{path}." for module_name in captured_modules for path in GRAPH_MODULES[module_name])
+    return tuple(f"{module_path}." for module_name in captured_modules for module_path in GRAPH_MODULES[module_name])
 
 
 @dataclass
@@ -215,28 +215,35 @@ class TimedPass:
         ]
         return replace(self, operations=scaled_operations)
 
-    def layer_seconds(self, layer: int, is_backward: bool | None = None) -> Number:
+    def layer_seconds(self, layer_kind_index: int, is_backward: bool | None = None) -> Number:
         """Returns the seconds of a layer of one kind. is_backward: the direction; None (default) for both."""
         return sum(
             operation.runs_per_layer * operation.seconds
             for operation in self.operations
-            if operation.layer_kind_index == layer and is_backward in (None, operation.is_backward)
+            if operation.layer_kind_index == layer_kind_index and is_backward in (None, operation.is_backward)
         )
 
-    def has_experts(self, layer: int) -> bool:
+    def has_experts(self, layer_kind_index: int) -> bool:
         """Whether a kind of layer has routed experts."""
-        return any(kernel.layer_kind_index == layer and kernel.kind == "experts" for kernel in self.rank_work.kernels)
+        return any(
+            kernel.layer_kind_index == layer_kind_index and kernel.kind == "experts"
+            for kernel in self.rank_work.kernels
+        )
 
-    def ending_seconds(self, layer: int) -> Number:
+    def ending_seconds(self, layer_kind_index: int) -> Number:
         """Returns the forward seconds of a layer's last kernels, whose results its own gradients do not need."""
         return sum(
             operation.runs_per_layer * operation.seconds
             for operation in self.operations
-            if operation.layer_kind_index == layer and operation.ends_layer and not operation.is_backward
+            if operation.layer_kind_index == layer_kind_index and operation.ends_layer and not operation.is_backward
         )
 
     def layer_launches(
-        self, layer: int, is_backward: bool, kernel_counts: KernelCounts, captured_modules: tuple[str, ...] = ()
+        self,
+        layer_kind_index: int,
+        is_backward: bool,
+        kernel_counts: KernelCounts,
+        captured_modules: tuple[str, ...] = (),
     ) -> Number:
         """Returns the number of kernel launches in the forward (or backward) pass of one layer.
 
@@ -245,21 +252,23 @@ class TimedPass:
         return sum(
             kernel.runs_per_layer * kernel_counts.get(kernel.step_verb, kernel.launches)[is_backward]
             for kernel in self.rank_work.kernels
-            if kernel.layer_kind_index == layer and not _is_captured(kernel, captured_modules)
+            if kernel.layer_kind_index == layer_kind_index and not _is_captured(kernel, captured_modules)
         )
 
-    def expert_launches(self, layer: int, is_backward: bool, captured_modules: tuple[str, ...] = ()) -> Number:
-        """Returns how many matrix products of single experts the host launches in one pass of a layer."""
+    def expert_launches(
+        self, layer_kind_index: int, is_backward: bool, captured_modules: tuple[str, ...] = ()
+    ) -> Number:
+        """Returns the number of single experts' matrix products that the host launches in one pass of a layer."""
         return sum(
             kernel.runs_per_layer * kernel.expert_count * kernel.launches[is_backward]
             for kernel in self.rank_work.kernels
-            if kernel.layer_kind_index == layer
+            if kernel.layer_kind_index == layer_kind_index
             and kernel.kind == "experts"
             and not _is_captured(kernel, captured_modules)
         )
 
-    def dtensor_operations(self, layer: int, is_backward: bool, operation_counts: KernelCounts) -> Number:
-        """Returns how many DTensor operations run in the forward (or backward) pass of a tensor-parallel layer.
+    def dtensor_operations(self, layer_kind_index: int, is_backward: bool, operation_counts: KernelCounts) -> Number:
+        """Returns the number of DTensor operations in the forward (or backward) pass of a tensor-parallel layer.
 
         operation_counts: of a product and, with sequence parallelism, of a norm.
         """
@@ -271,7 +280,7 @@ class TimedPass:
             kernel.runs_per_layer * operation_counts[sharded_kernel_kind][is_backward]
             for kernel in self.rank_work.kernels
             for sharded_kernel_kind in sharded_kernel_kinds
-            if kernel.layer_kind_index == layer and sharded_kernel_kind in (kernel.kind, kernel.step_verb)
+            if kernel.layer_kind_index == layer_kind_index and sharded_kernel_kind in (kernel.kind, kernel.step_verb)
         )
 
     @cached_property
@@ -283,7 +292,7 @@ class TimedPass:
         )
 
     def launches(self, kernel_counts: KernelCounts, graph_tokens: int = 0, casts_inputs: bool = False) -> Number:
-        """Returns how many kernels and CUDA graphs the host launches in the forward pass.
+        """Returns the number of kernels and CUDA graphs that the host launches in the forward pass.
 
         casts_inputs: whether a kernel before each product casts its input to a narrower format; default false.
         graph_tokens: most tokens of a pass in which captured graphs launch all kernels between those of `GRAPH_SPLITS`;
@@ -292,11 +301,11 @@ class TimedPass:
         kernel_count = self._kernel_launches(kernel_counts, casts_inputs)
         if not graph_tokens:
             return kernel_count
-        return choose(self.rank_work.tokens <= graph_tokens, 2 * self._split_count + 1, kernel_count)
+        return choose(self.rank_work.tokens <= graph_tokens, 2 * self._graph_split_count + 1, kernel_count)
 
     @cached_property
-    def _split_count(self) -> Number:
-        """The number of kernels between which piecewise graphs capture all others."""
+    def _graph_split_count(self) -> Number:
+        """The number of kernels that piecewise CUDA graphs do not capture, and that separate the captured graphs."""
         return sum(
             kernel.runs_per_layer * self.rank_work.layer_count(kernel.layer_kind_index)
             for kernel in self.rank_work.kernels
@@ -307,9 +316,11 @@ class TimedPass:
         """Returns the number of kernels that the host launches in the forward pass without graphs."""
         counts_key = casts_inputs, *kernel_counts.items()
         if counts_key not in self._launches_by_counts:
-            layers = {kernel.layer_kind_index for kernel in self.rank_work.kernels}
+            layer_kind_indices = {kernel.layer_kind_index for kernel in self.rank_work.kernels}
             kernel_count = sum(
-                self.rank_work.layer_count(index) * self.layer_launches(index, False, kernel_counts) for index in layers
+                self.rank_work.layer_count(layer_kind_index)
+                * self.layer_launches(layer_kind_index, False, kernel_counts)
+                for layer_kind_index in layer_kind_indices
             )
             if casts_inputs:
                 kernel_count += sum(
@@ -352,10 +363,10 @@ class TimeEstimator:
         if dtype == QUANTIZED_FORMAT and unit_format == "int8" and self.device.generation.block_quantized:
             return self.device.peak_rates["int8"] * self.device.generation.block_quantized
         has_own_units = self.device.format_of(unit_format) == unit_format  # else kernels decode weights to 16 bits
-        efficiency = self.stack.rate_share_by_format.get(dtype, 1.0) if has_own_units else 1.0
+        rate_share = self.stack.rate_share_by_format.get(dtype, 1.0) if has_own_units else 1.0
         if self.device.generation.matrix_units:
-            efficiency *= self.stack.product_rate_share
-        return self.device.product_rate(unit_format, self.is_training, self.stack.sums_in_16_bits) * efficiency
+            rate_share *= self.stack.product_rate_share
+        return self.device.product_rate(unit_format, self.is_training, self.stack.sums_in_16_bits) * rate_share
 
     def _depth_factor(self, dtype: str, inner_size: Number) -> Number:
         """Returns the factor by which a short inner axis slows down a matrix product.
@@ -370,16 +381,16 @@ class TimeEstimator:
         for kernel in rank_work.kernels:
             timed_operations += self.timed_kernels(kernel)
         for layer_message in rank_work.messages:
-            layer_index, message = layer_message.layer_kind_index, layer_message.collective
-            seconds, wait_seconds = self._message_seconds(layer_message), self._exchange_wait(message)
-            message_count = message.repetitions
+            layer_kind_index, collective = layer_message.layer_kind_index, layer_message.collective
+            seconds, wait_seconds = self._message_seconds(layer_message), self._exchange_wait(collective)
+            message_count = collective.repetitions
             timed_operations.append(
                 TimedOperation(
-                    message.node_path,
+                    collective.node_path,
                     self._collective_kind(layer_message),
-                    layer_index,
+                    layer_kind_index,
                     message_count,
-                    message.is_backward,
+                    collective.is_backward,
                     True,
                     0.0,
                     0.0,
@@ -425,7 +436,7 @@ class TimeEstimator:
             )
 
     def product_wait_by_format(self, kernel: Kernel) -> float:
-        """Returns the seconds that a product in a CUDA graph takes beyond its memory reads and the gap before it.
+        """Returns the seconds of a product in a CUDA graph beyond its memory reads and the gap before the kernel.
 
         Those of all experts' products belong to the last one. A kernel that decodes the weights takes further seconds.
         """
@@ -444,7 +455,9 @@ class TimeEstimator:
     def _product_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of y = x·Wᵀ, and in backward of dx = dy·W and of dW = dyᵀ·x, which is accumulated."""
         device, m, n, k = self.device, kernel.m, kernel.n, kernel.k
-        weight = kernel.weight_elements * (self.experts_read(kernel) if kernel.kind == "experts" else 1.0)
+        weight_elements = kernel.weight_elements * (
+            self.selected_expert_count(kernel) if kernel.kind == "experts" else 1.0
+        )
         if not self.is_training:
             dtype = self._inference_format(kernel)
             compute_seconds = (
@@ -456,10 +469,10 @@ class TimeEstimator:
                 * self._expert_load_imbalance(kernel)
             )
             compute_seconds = self._block_scaled_seconds(kernel, compute_seconds)
-            weight *= self._prompt_pass_count(kernel)
-            weight_bytes, value_bytes = self._weight_bytes(kernel, weight), 2.0 * m * (k + n)
+            weight_elements *= self._prompt_pass_count(kernel)
+            weight_bytes, value_bytes = self._weight_bytes(kernel, weight_elements), 2.0 * m * (k + n)
             vector_seconds = weight_bytes / self.vector_rate(kernel)
-            copied_bytes = self._copied_bytes(kernel, dtype, weight)
+            copied_bytes = self._copied_bytes(kernel, dtype, weight_elements)
             read_bytes = choose(copied_bytes > 0, copied_bytes, weight_bytes)
             if dtype != QUANTIZED_FORMAT or not self.stack.reads_before_products:
                 read_seconds = device.memory_seconds(read_bytes + value_bytes)
@@ -487,7 +500,11 @@ class TimeEstimator:
             kernel.flops[0] / product_rate * self._depth_factor(dtype, k) * self._wave_factor(kernel, m, n)
         )
         yield from self._time_with_weights(
-            kernel, False, forward_seconds, bytes_per_element * weight, bytes_per_element * m * k + output_bytes * m * n
+            kernel,
+            False,
+            forward_seconds,
+            bytes_per_element * weight_elements,
+            bytes_per_element * m * k + output_bytes * m * n,
         )
         casts_input, casts_gradient = self._needs_separate_casts(kernel)
         if cast_bytes and casts_input:
@@ -496,7 +513,7 @@ class TimeEstimator:
             moved_bytes = bytes_per_element * m * n + output_bytes * m * k
             input_gradient_seconds = backward_seconds * self._depth_factor(dtype, n) * self._wave_factor(kernel, m, k)
             yield from self._time_with_weights(
-                kernel, True, input_gradient_seconds, bytes_per_element * weight, moved_bytes
+                kernel, True, input_gradient_seconds, bytes_per_element * weight_elements, moved_bytes
             )
             if cast_bytes and casts_gradient:
                 yield (
@@ -511,7 +528,11 @@ class TimeEstimator:
             )
             moved_bytes = bytes_per_element * m * k + output_bytes * m * n
             yield from self._time_with_weights(
-                kernel, True, backward_seconds, self._gradient_bytes_per_weight(bytes_per_element) * weight, moved_bytes
+                kernel,
+                True,
+                backward_seconds,
+                self._gradient_bytes_per_weight(bytes_per_element) * weight_elements,
+                moved_bytes,
             )
 
     def _block_scaled_seconds(self, kernel: Kernel, seconds: Number) -> Number:
@@ -559,7 +580,7 @@ class TimeEstimator:
     _experts_seconds = _product_seconds
 
     def _needs_separate_casts(self, kernel: Kernel) -> tuple[bool, bool]:
-        """Returns whether a product's input, and its output's gradient, are cast by kernels of their own.
+        """Returns whether separate kernels cast a product's input, and whether they cast its output's gradient.
 
         Products with the same input cast it once. Fused experts cast what enters and leaves their activation.
         """
@@ -612,7 +633,7 @@ class TimeEstimator:
         )
 
     def _weight_bytes(self, kernel: Kernel, element_count: Number) -> Number:
-        """Returns the bytes that a pass reads of a kernel's weights.
+        """Returns the bytes of a kernel's weights that a pass reads.
 
         The head stays in 16 bits unless all weights are quantized.
         """
@@ -629,22 +650,22 @@ class TimeEstimator:
         prompt_share = self.stack.prompt_expert_weight_rate_share if self.rank_pass.phase == "prefill" else None
         return self.stack.expert_weight_rate_share if prompt_share is None else prompt_share
 
-    def experts_read(self, kernel: Kernel) -> Number:
+    def selected_expert_count(self, kernel: Kernel) -> Number:
         """Returns the expected number of distinct experts that a pass's tokens select: E · (1 − (1 − k/E)^T).
 
         Tokens that a batch decodes together select the same experts more often than by chance. Of expert-parallel ranks
         it is that of the rank with most of them, for which all others wait.
         """
         shared_experts = self.stack.repeated_expert_share if self.rank_pass.phase == "decode" else 0.0
-        tokens = 1 + (kernel.routed_tokens / self._prompt_pass_count(kernel) - 1) * (1 - shared_experts)
-        read_probability = 1 - (1 - kernel.selection_chance) ** tokens
-        mean_experts, ranks = kernel.expert_count * read_probability, self.rank_pass.ep
-        if self.is_training or are_equal(ranks, 1):
+        routing_tokens = 1 + (kernel.routed_tokens / self._prompt_pass_count(kernel) - 1) * (1 - shared_experts)
+        read_probability = 1 - (1 - kernel.selection_chance) ** routing_tokens
+        mean_experts, rank_count = kernel.expert_count * read_probability, self.rank_pass.ep
+        if self.is_training or are_equal(rank_count, 1):
             return mean_experts
         standard_deviation = (
-            mean_experts * (1 - read_probability) * (1 - 1 / ranks)
+            mean_experts * (1 - read_probability) * (1 - 1 / rank_count)
         ) ** 0.5  # of a hypergeometric number
-        return minimum(kernel.expert_count, mean_experts + _expected_maximum(ranks) * standard_deviation)
+        return minimum(kernel.expert_count, mean_experts + _expected_maximum(rank_count) * standard_deviation)
 
     def _attention_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         device, rank_pass = self.device, self.rank_pass
@@ -664,41 +685,41 @@ class TimeEstimator:
             yield False, compute_seconds, device.cache_seconds(cache_bytes) * idle_factor
             return
         if self.stack.attention == "scores":
-            scores = kernel.heads * kernel.m * kernel.n
+            score_count = kernel.heads * kernel.m * kernel.n
             has_unaligned_dim = isinstance(kernel.key_width, int) and kernel.key_width % 8
             score_flops = (
                 2.0
-                * scores
+                * score_count
                 * (kernel.key_width + kernel.k)
                 * (self.stack.unaligned_head_slowdown if has_unaligned_dim else 1.0)
             )
             score_bytes = SCORE_BYTES if self.stack.fuses_elementwise else EAGER_SCORE_BYTES
             compute_seconds, memory_seconds = (
                 score_flops / self.product_rate("bf16"),
-                device.memory_seconds(score_bytes * scores),
+                device.memory_seconds(score_bytes * score_count),
             )
             for is_backward in (False, True):
                 yield is_backward, (1 + is_backward) * compute_seconds, 0.0
                 yield is_backward, 0.0, (1 + is_backward) * memory_seconds
             return
         older_kernels = device.generation.older_attention
-        efficiency = older_kernels.get(self.stack.attention, 1.0)
+        kernel_efficiency = older_kernels.get(self.stack.attention, 1.0)
         has_own_kernels = self.stack.is_server or (self.stack.has_wide_single_key_kernel and kernel.kv_heads == 1)
         if maximum(kernel.key_width, kernel.k) > FUSED_HEAD_DIM and not has_own_kernels:
-            efficiency = min(efficiency, older_kernels["triton"])
-        efficiency *= device.sustained_share() if self.is_training else 1.0
+            kernel_efficiency = min(kernel_efficiency, older_kernels["triton"])
+        kernel_efficiency *= device.sustained_share() if self.is_training else 1.0
         flops_of_passes, key_count = kernel.flops, kernel.keys_per_query
         if self.stack.reads_window_masks and not are_equal(
             kernel.keys_per_query, kernel.n
         ):  # a window is a mask, and no pair is skipped
             key_count = kernel.n
             if self.stack.attention == "cudnn":
-                efficiency *= older_kernels["fa2"]
+                kernel_efficiency *= older_kernels["fa2"]
             forward_flops = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.key_width + kernel.k)
             flops_of_passes = forward_flops, ATTENTION_BACKWARD_FACTOR * forward_flops
         for is_backward in (False, True):
             flops = kernel.head_padding_ratio * flops_of_passes[is_backward]
-            seconds = device.attention_seconds(flops, key_count, kernel.key_width, is_backward, efficiency)
+            seconds = device.attention_seconds(flops, key_count, kernel.key_width, is_backward, kernel_efficiency)
             yield is_backward, seconds, 0.0 if is_backward else device.cache_seconds(cache_bytes)
 
     def _scores_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -714,14 +735,14 @@ class TimeEstimator:
 
     def _scan_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of a scan or recurrence as element-wise memory traffic."""
-        weight = kernel.weight_elements * (2.0 if self.is_training else self.number_formats.weight_bits / 8)
+        weight_bytes = kernel.weight_elements * (2.0 if self.is_training else self.number_formats.weight_bits / 8)
         for is_backward in (False, True):
             flops = kernel.flops[is_backward] * (1 if is_backward else kernel.scan_ratio)
             compute_seconds = self.device.scan_seconds(flops)
             yield (
                 is_backward,
                 compute_seconds,
-                self.device.memory_seconds(2.0 * kernel.moved_elements[is_backward] + weight),
+                self.device.memory_seconds(2.0 * kernel.moved_elements[is_backward] + weight_bytes),
             )
 
     def _state_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
@@ -751,7 +772,7 @@ class TimeEstimator:
     def _adapter_seconds(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """Estimates the seconds of the element-wise kernels around an adapter's matrix products."""
         input_bytes, output_bytes = (
-            self.stack.adapter_bytes_per_element.get(name, (0.0, 0.0)) for name in ("input", "output")
+            self.stack.adapter_bytes_per_element.get(tensor_name, (0.0, 0.0)) for tensor_name in ("input", "output")
         )
         for is_backward in (False, True):
             moved_bytes = kernel.m * (kernel.k * input_bytes[is_backward] + kernel.n * output_bytes[is_backward])
@@ -777,69 +798,69 @@ class TimeEstimator:
         yield False, 0.0, self.device.memory_seconds(logit_count * bytes_per_logit)
         yield True, 0.0, self.device.memory_seconds(logit_count * gradient_bytes)
 
-    def _exchange_wait(self, message: Collective) -> Number:
+    def _exchange_wait(self, collective: Collective) -> Number:
         """Returns the seconds of waiting before one expert all-to-all: half of the wait per layer."""
-        if message.process_group != "ep" or message.is_backward or not self.stack.exchange_wait_seconds:
+        if collective.process_group != "ep" or collective.is_backward or not self.stack.exchange_wait_seconds:
             return 0.0
         exposed_share = 1 - self.stack.hidden_share("ep")
-        return choose(message.ranks > 1, exposed_share * self.stack.exchange_wait_seconds / 2, 0.0)
+        return choose(collective.ranks > 1, exposed_share * self.stack.exchange_wait_seconds / 2, 0.0)
 
     def _collective_kind(self, layer_message: LayerMessage) -> CollectiveKind:
         """Returns the collective that sends a message; training may all-gather tokens and reduce-scatter sums."""
-        message = layer_message.collective
-        is_exchange = message.process_group == "ep" and message.collective_kind == "all_to_all"
+        collective = layer_message.collective
+        is_exchange = collective.process_group == "ep" and collective.collective_kind == "all_to_all"
         if not (is_exchange and self.is_training and self.stack.gathers_tokens):
-            return message.collective_kind
-        return "all_gather" if layer_message.is_dispatch != message.is_backward else "reduce_scatter"
+            return collective.collective_kind
+        return "all_gather" if layer_message.is_dispatch != collective.is_backward else "reduce_scatter"
 
     def _message_seconds(self, layer_message: LayerMessage) -> Number:
         """Estimates the seconds of a message."""
-        message = layer_message.collective
-        device, rank_pass, message_bytes = self.device, self.rank_pass, message.bytes
-        exposed_share = 1 - self.stack.hidden_share(message.process_group, message.collective_kind)
-        if message.process_group == "ep" and message.collective_kind != "all_to_all":
-            is_cast = message.collective_kind == "all_gather" and self.stack.casts_before_gathering
+        collective = layer_message.collective
+        device, rank_pass, message_bytes = self.device, self.rank_pass, collective.bytes
+        exposed_share = 1 - self.stack.hidden_share(collective.process_group, collective.collective_kind)
+        if collective.process_group == "ep" and collective.collective_kind != "all_to_all":
+            is_cast = collective.collective_kind == "all_gather" and self.stack.casts_before_gathering
             byte_share = OPERAND_BYTES.get(self.number_formats.product_format, 2.0) / 2 if is_cast else 1.0
             rank_stride = rank_pass.tp
             return device.message_seconds(
-                message.collective_kind,
-                message.ranks,
+                collective.collective_kind,
+                collective.ranks,
                 message_bytes * byte_share,
                 rank_stride,
                 self.stack.latency_factor,
             )
         collective_kind = self._collective_kind(layer_message)
-        if message.process_group == "ep" and collective_kind != "all_to_all":
-            gathered_bytes = message_bytes * message.ranks / layer_message.copies_per_token
+        if collective.process_group == "ep" and collective_kind != "all_to_all":
+            gathered_bytes = message_bytes * collective.ranks / layer_message.copies_per_token
             return exposed_share * device.message_seconds(
-                collective_kind, message.ranks, gathered_bytes, rank_pass.expert_tp
+                collective_kind, collective.ranks, gathered_bytes, rank_pass.expert_tp
             )
-        if message.process_group == "ep":
+        if collective.process_group == "ep":
             sent_bytes = message_bytes * self._exchanged_byte_share(layer_message)
             return exposed_share * device.message_seconds(
-                message.collective_kind, message.ranks, sent_bytes, rank_pass.expert_tp
+                collective.collective_kind, collective.ranks, sent_bytes, rank_pass.expert_tp
             )
-        if message.process_group == "cp":
-            ranks = minimum(message.ranks, 2) if message.collective_kind == "send" else message.ranks
+        if collective.process_group == "cp":
+            rank_count = minimum(collective.ranks, 2) if collective.collective_kind == "send" else collective.ranks
             rank_stride = choose(
-                message.ranks * rank_pass.tp > device.domain_devices, device.domain_devices, rank_pass.tp
+                collective.ranks * rank_pass.tp > device.domain_devices, device.domain_devices, rank_pass.tp
             )
             return EXPOSED_RING_SHARE * device.message_seconds(
-                message.collective_kind, ranks, message_bytes, rank_stride
+                collective.collective_kind, rank_count, message_bytes, rank_stride
             )
         copy_seconds: Number = 0.0
         if (
             self.stack.copies_gathered_tokens
             and self.is_training
-            and message.process_group == "tp"
-            and message.collective_kind in ("all_gather", "reduce_scatter")
+            and collective.process_group == "tp"
+            and collective.collective_kind in ("all_gather", "reduce_scatter")
         ):
-            is_view = message.collective_kind == "all_gather" and rank_pass.batch == 1
+            is_view = collective.collective_kind == "all_gather" and rank_pass.batch == 1
             copy_seconds = 0.0 if is_view else device.memory_seconds(2 * message_bytes)
         if self._is_cast_before_gather(layer_message):
             message_bytes = message_bytes * OPERAND_BYTES[self.number_formats.product_format] / 2
         return copy_seconds + exposed_share * device.message_seconds(
-            message.collective_kind, message.ranks, message_bytes, latency=self.stack.latency_factor
+            collective.collective_kind, collective.ranks, message_bytes, latency=self.stack.latency_factor
         )
 
     def _is_cast_before_gather(self, layer_message: LayerMessage) -> bool:
@@ -848,15 +869,15 @@ class TimeEstimator:
         Transformer Engine does, but not where a layer's adapter reads the gathered input in 16 bits, too
         (`return_layernorm_output_gathered` of layernorm_linear.py, which Megatron-Bridge's peft/utils.py sets).
         """
-        message, adapters = layer_message.collective, self.rank_pass.adapters
-        module_name = message.node_path.rpartition(".")[2]
+        collective, adapters = layer_message.collective, self.rank_pass.adapters
+        module_name = collective.node_path.rpartition(".")[2]
         return (
             self.stack.casts_gathered_inputs
             and self.number_formats.product_format in NARROW_FORMATS
             and layer_message.layer_kind_index >= 0
-            and message.process_group == "tp"
-            and message.collective_kind == "all_gather"
-            and (message.is_backward or adapters is None or module_name not in adapters.target_modules)
+            and collective.process_group == "tp"
+            and collective.collective_kind == "all_gather"
+            and (collective.is_backward or adapters is None or module_name not in adapters.target_modules)
         )
 
     def _exchanged_byte_share(self, layer_message: LayerMessage) -> Number:
@@ -867,7 +888,7 @@ class TimeEstimator:
         to its rank (DeepEP's low-latency kernels, csrc/kernels/internode_ll.cu). Inference sends 8-bit inputs of
         products. Where a stack sends copies, each goes to its rank by itself, as in NCCL's all-to-all.
         """
-        ranks, copies_per_token = layer_message.collective.ranks, layer_message.copies_per_token
+        rank_count, copies_per_token = layer_message.collective.ranks, layer_message.copies_per_token
         share_of_16_bits = (
             0.5
             if layer_message.is_dispatch and self.number_formats.product_format == "fp8" and not self.is_training
@@ -876,33 +897,35 @@ class TimeEstimator:
         if self.rank_pass.phase == "decode" or self.stack.sends_each_copy:
             return share_of_16_bits
         domain_ranks = maximum(1, floor_div(self.device.domain_devices, self.rank_pass.expert_tp))
-        domains = choose(ranks > domain_ranks, maximum(1.0, ranks / domain_ranks), ranks)
-        return share_of_16_bits * _copies_per_domain(domains, copies_per_token, layer_message.expert_groups)
+        domain_count = choose(rank_count > domain_ranks, maximum(1.0, rank_count / domain_ranks), rank_count)
+        return share_of_16_bits * _copies_per_domain(domain_count, copies_per_token, layer_message.expert_groups)
 
 
-def _copies_per_domain(domains: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:
-    """Returns the share of expert copies of a token that are sent, if a network domain's experts share a copy.
+def _copies_per_domain(domain_count: Number, top_k: Number, expert_groups: ExpertGroups = ONE_GROUP) -> Number:
+    """Returns the fraction of a token's expert copies that are sent if all experts of a network domain share one copy.
 
-    domains: network domains, or ranks of a single one.
+    domain_count: network domains, or ranks of a single one.
 
     Its groups are any topk_group of the n_group, and each of its experts is in any of these groups. A group is in
     several domains, or a domain has several groups: some domains one more than others if they cannot be equal.
     """
     n_group, topk_group = expert_groups
-    reachable_domains = maximum(1.0, domains * topk_group / n_group)
+    reachable_domains = maximum(1.0, domain_count * topk_group / n_group)
     copies_per_token = reachable_domains * (1 - (1 - 1 / reachable_domains) ** top_k)
     if n_group > 1:
-        least_groups = n_group // domains
-        larger_domain_share = n_group / domains - least_groups
-        copy_chances = [_chance_of_copy(count, top_k, expert_groups) for count in (least_groups, least_groups + 1)]
+        least_groups = n_group // domain_count
+        larger_domain_share = n_group / domain_count - least_groups
+        copy_chances = [
+            _chance_of_copy(group_count, top_k, expert_groups) for group_count in (least_groups, least_groups + 1)
+        ]
         mean_copy_chance = (1 - larger_domain_share) * copy_chances[0] + larger_domain_share * copy_chances[1]
-        copies_per_token = choose(domains < n_group, domains * mean_copy_chance, copies_per_token)
+        copies_per_token = choose(domain_count < n_group, domain_count * mean_copy_chance, copies_per_token)
     return minimum(1.0, copies_per_token / top_k)
 
 
-def _expected_maximum(count: int) -> float:
-    """Returns the expected maximum of `count` standard normal numbers (Blom 1958)."""
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+def _expected_maximum(number_count: int) -> float:
+    """Returns the expected maximum of `number_count` standard normal numbers (Blom 1958)."""
+    return NormalDist().inv_cdf((number_count - 0.375) / (number_count + 0.25))
 
 
 def _chance_of_copy(groups_in_domain: Number, top_k: Number, expert_groups: ExpertGroups) -> Number:

@@ -1,4 +1,4 @@
-"""The range of a time estimate, and the share of measured runs that such ranges held where their source was left out.
+"""The range around a time estimate, taken from the errors of measured runs, and the cross-validated coverage of ranges.
 
 Ranges are calibrated on sets that no constant was found on, because errors differ more between sources than within
 one. They are not symmetric: measured runs are slower than estimates more often than faster.
@@ -91,7 +91,7 @@ MEASURED_EXPERT_RANKS = 8
 
 
 def untested_layout_text(software_stack: SoftwareStack, layout: Layout) -> str:
-    """Returns what of a server's layout was never measured, as a text; empty if all of it was."""
+    """Returns text on the properties of a server's layout that were never measured; empty if all were measured."""
     exceeds_measured_ranks = software_stack.is_server and layout.ep > MEASURED_EXPERT_RANKS
     return f"experts on {layout.ep} ranks" if exceeds_measured_ranks else ""
 
@@ -133,7 +133,7 @@ class TimeRange:
 
     phase, device, stack: of the class. untested_reason: what of the run was never measured; empty for its device alone.
     tested_class: the class; None for a device or a stack without one, which has the widest range.
-    has_few_rows: whether runs of the stack were measured on this device, but too few for a class. Default false.
+    has_few_test_rows: whether runs of the stack were measured on this device, but too few for a class. Default false.
     """
 
     estimate: Number
@@ -144,7 +144,7 @@ class TimeRange:
     stack: str
     tested_class: TestedClass | None
     untested_reason: str = ""
-    has_few_rows: bool = False
+    has_few_test_rows: bool = False
 
     @property
     def amount(self) -> RangedAmount:
@@ -207,7 +207,7 @@ def expected_range(
     if fast_host_seconds is not None and not includes_host_waits:
         earliest_seconds = min(float(seconds), float(fast_host_seconds))
     low_seconds, high_seconds = earliest_seconds * bounds.low, latest_seconds * bounds.high
-    has_few_rows = tested_class is None and device_class == "tested" and not untested_reason
+    has_few_test_rows = tested_class is None and device_class == "tested" and not untested_reason
     return TimeRange(
         seconds,
         low_seconds,
@@ -217,5 +217,5 @@ def expected_range(
         software_stack.name,
         tested_class,
         untested_reason,
-        has_few_rows,
+        has_few_test_rows,
     )

@@ -18,7 +18,7 @@ DatasheetShare: TypeAlias = float
 FigureEvidence: TypeAlias = Literal["profiled", "measured", "assumed"]
 
 
-class FigureSource(Record):
+class ConstantSource(Record):
     """The source of several constants of an accelerator generation.
 
     gives: names of the fields, separated by commas.
@@ -76,7 +76,7 @@ class AcceleratorGeneration(Record):
     latency: float
     far_latency: float
     ring_protocols: tuple[tuple[DatasheetShare, float, float], ...] = Field(min_length=1)
-    sources: tuple[FigureSource, ...] = Field(min_length=1)
+    sources: tuple[ConstantSource, ...] = Field(min_length=1)
 
 
 IDENTITY_FIELDS = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
@@ -99,7 +99,9 @@ def _with_base_table(tables_by_name: dict[str, dict[str, Any]], table_name: str)
     named_table = tables_by_name[table_name]
     base_table = _with_base_table(tables_by_name, named_table["like"]) if named_table.get("like") else {}
     inherited_values = {
-        name: value for name, value in base_table.items() if name not in IDENTITY_FIELDS or name == "sources"
+        field_name: field_value
+        for field_name, field_value in base_table.items()
+        if field_name not in IDENTITY_FIELDS or field_name == "sources"
     }
     return {**_merged_figures(inherited_values, named_table), "name": table_name}
 
@@ -118,7 +120,10 @@ def _merged_figures(base_figures: dict[str, Any], figures: dict[str, Any]) -> di
 def accelerator_generations() -> dict[str, AcceleratorGeneration]:
     """Returns every accelerator generation by name."""
     tables_by_name = _read_tables("generations.toml")
-    return {name: AcceleratorGeneration(**_with_base_table(tables_by_name, name)) for name in tables_by_name}
+    return {
+        generation_name: AcceleratorGeneration(**_with_base_table(tables_by_name, generation_name))
+        for generation_name in tables_by_name
+    }
 
 
 class SoftwareStack(Record):
@@ -256,15 +261,15 @@ class SoftwareStack(Record):
             return None
         return self.model_copy(
             update={
-                name: getattr(self, name) * self.fastest_host_share
-                for name in ("host_seconds_per_kernel", "host_seconds_per_dtensor_operation")
+                figure_name: getattr(self, figure_name) * self.fastest_host_share
+                for figure_name in ("host_seconds_per_kernel", "host_seconds_per_dtensor_operation")
             }
         )
 
-    def gathers_on(self, replicas: int, expert_ranks: int) -> bool:
+    def gathers_on(self, replica_count: int, expert_ranks: int) -> bool:
         """Whether expert ranks all-gather the tokens of all attention replicas, in place of an all-to-all."""
         exceeds_gathering_ranks = bool(self.most_gathering_ranks) and expert_ranks > self.most_gathering_ranks
-        return self.gathers_tokens and not (replicas > 1 and exceeds_gathering_ranks)
+        return self.gathers_tokens and not (replica_count > 1 and exceeds_gathering_ranks)
 
     @property
     def is_eager(self) -> bool:
@@ -318,7 +323,7 @@ def _base_stack_name(stack_name: str) -> str:
     return _base_stack_name(base_name) if base_name else stack_name
 
 
-def _can_combine(first_stack_name: str, setting_names: list[str]) -> bool:
+def _can_combine_stacks(first_stack_name: str, setting_names: list[str]) -> bool:
     """Whether these settings can be combined with the first stack: same software and phase, distinct, one exchange."""
     stacks, tables_by_name = software_stacks(), _read_tables("stacks.toml")
     stack_names = [first_stack_name, *setting_names]
@@ -348,12 +353,16 @@ def combined_stack(stack_name: str) -> SoftwareStack | None:
     """
     base_stack_name, *setting_names = stack_name.split("+")
     stacks, tables_by_name = software_stacks(), _read_tables("stacks.toml")
-    if not _can_combine(base_stack_name, setting_names):
+    if not _can_combine_stacks(base_stack_name, setting_names):
         return None
     stack = stacks[base_stack_name]
     for setting_name in setting_names:
         setting_stack, setting_table = stacks[setting_name], tables_by_name[setting_name]
-        setting_figures = {name: figure for name, figure in setting_table.items() if name not in DESCRIPTION_FIELDS}
+        setting_figures = {
+            figure_name: figure_value
+            for figure_name, figure_value in setting_table.items()
+            if figure_name not in DESCRIPTION_FIELDS
+        }
         if not stack.exchange_stack:
             exchange_stack = ""
         elif EXCHANGE_FIGURES & setting_table.keys():

@@ -101,24 +101,29 @@ class StepSeconds:
     graph_tokens: int = 0
     added_launch_seconds: SecondsFunction = lambda *_: 0.0
 
-    def mixed_seconds(self, tokens: int, earlier_tokens: float, sequences: int, cached_tokens: float) -> float:
+    def mixed_seconds(
+        self, token_count: int, earlier_tokens: float, sequence_count: int, cached_tokens: float
+    ) -> float:
         """Returns the seconds of a step that processes prompts and decodes other sequences.
 
-        tokens, earlier_tokens: of prompts, and their mean number of tokens in the cache.
-        sequences, cached_tokens: that decode in the step, and their mean number of tokens in the cache.
+        token_count, earlier_tokens: of prompts, and their mean number of tokens in the cache.
+        sequence_count, cached_tokens: that decode in the step, and their mean number of tokens in the cache.
         """
-        seconds = self.prompt_seconds(tokens, earlier_tokens)
-        if not sequences:
+        seconds = self.prompt_seconds(token_count, earlier_tokens)
+        if not sequence_count:
             return seconds
-        if tokens + sequences * self.step_tokens_per_sequence > self.graph_tokens >= tokens:
-            seconds += self.added_launch_seconds(tokens, earlier_tokens)
-        return seconds + self.added_decoding_seconds(sequences, cached_tokens)
+        if token_count + sequence_count * self.step_tokens_per_sequence > self.graph_tokens >= token_count:
+            seconds += self.added_launch_seconds(token_count, earlier_tokens)
+        return seconds + self.added_decoding_seconds(sequence_count, cached_tokens)
 
     @classmethod
-    def tabulate(cls, replica: Replica, sequences: int, longest_request: int, mean_input_tokens: int) -> StepSeconds:
+    def tabulate(
+        cls, replica: Replica, sequence_count: int, longest_request: int, mean_input_tokens: int
+    ) -> StepSeconds:
         """Tabulates the seconds of a replica's steps by batch size and context.
 
-        sequences: most sequences of a batch. longest_request: its tokens. mean_input_tokens: tokens of a usual prompt.
+        sequence_count: most sequences of a batch. longest_request: its tokens.
+        mean_input_tokens: tokens of a usual prompt.
         """
         mean_prompt_tokens = max(1, mean_input_tokens)
         context_lengths = sorted({0, mean_prompt_tokens, max(mean_prompt_tokens + 1, longest_request)})
@@ -138,9 +143,9 @@ class StepSeconds:
             return seconds_without_graphs(prompt_pass, replica.stack, replica.number_formats, replica.graph_tokens)
 
         return cls(
-            _tabulated_seconds(lambda *sizes: float(batch_seconds(*sizes).seconds), sequences, context_lengths),
+            _tabulated_seconds(lambda *sizes: float(batch_seconds(*sizes).seconds), sequence_count, context_lengths),
             _tabulated_seconds(
-                lambda *sizes: seconds_added_to_prompt_step(batch_seconds(*sizes)), sequences, context_lengths
+                lambda *sizes: seconds_added_to_prompt_step(batch_seconds(*sizes)), sequence_count, context_lengths
             ),
             _tabulated_seconds(lambda *sizes: float(time_prompt(*sizes).seconds), most_tokens, context_lengths),
             replica.stack.first_token_seconds,
@@ -159,7 +164,7 @@ def _tabulated_seconds(
     exact_seconds: (size of the batch, tokens in the cache) → seconds.
     """
     batch_sizes = [
-        *(2**i for i in range(max(1, largest_batch).bit_length()) if 2**i < largest_batch),
+        *(2**exponent for exponent in range(max(1, largest_batch).bit_length()) if 2**exponent < largest_batch),
         max(1, largest_batch),
     ]
     seconds_table = [
@@ -300,13 +305,13 @@ class ServedBatch:
                 reserved_tokens -= traced_request.input_tokens + traced_request.output_tokens
         return [
             ServedRequest(
-                first_token_times[i] - traced_request.arrival_seconds,
-                (end_times[i] - first_token_times[i]) / (traced_request.output_tokens - 1)
+                first_token_times[arrival_index] - traced_request.arrival_seconds,
+                (end_times[arrival_index] - first_token_times[arrival_index]) / (traced_request.output_tokens - 1)
                 if traced_request.output_tokens > 1
                 else None,
-                end_times[i],
+                end_times[arrival_index],
             )
-            for i, traced_request in enumerate(requests)
+            for arrival_index, traced_request in enumerate(requests)
         ]
 
     def _scheduled_seconds(self, sequence_count: int, cached_tokens: float) -> float:
@@ -320,7 +325,7 @@ class ServedBatch:
         return math.ceil((traced_request.output_tokens - 1) / self.step_seconds.tokens_per_step)
 
     def _take_prompts(self, waiting_prompts: deque[list[int]], decoding_count: int) -> tuple[list[int], int, float]:
-        """Takes prompt tokens into a step. Returns the prompts that it completes, its tokens, and their mean context.
+        """Adds prompt tokens to a step. Returns the completed prompts, the prompt tokens, and their mean context.
 
         decoding_count: sequences that decode in the step.
         """
@@ -341,33 +346,33 @@ class ServedBatch:
         requests: Sequence[TracedRequest],
         next_request_index: int,
         current_time: float,
-        most_steps: int,
+        max_steps: int,
         sequence_count: int,
         cached_tokens: float,
         reserved_tokens: int,
     ) -> int:
         """Returns the number of equal steps until a sequence ends or a new request can start."""
         if next_request_index == len(requests):
-            return most_steps
+            return max_steps
         traced_request = requests[next_request_index]
         if (
             sequence_count >= self.most_sequences
             or reserved_tokens + traced_request.input_tokens + traced_request.output_tokens > self.cache_tokens
         ):
-            return most_steps
+            return max_steps
         step_seconds = self.seconds_scale * self.step_seconds.decoding_seconds(sequence_count, cached_tokens)
         idle_seconds = (
             traced_request.arrival_seconds + self._scheduled_seconds(sequence_count, cached_tokens) - current_time
         )
-        return max(1, min(most_steps, int(idle_seconds / step_seconds) + 1))
+        return max(1, min(max_steps, int(idle_seconds / step_seconds) + 1))
 
 
 def serve_trace(
     replica: Replica,
     step_seconds: StepSeconds,
-    replicas: int,
+    replica_count: int,
     requests: Sequence[TracedRequest],
-    sequences: int,
+    sequence_count: int,
     cache_tokens: int,
     cached_share: float = 0.0,
     seconds_scale: float = 1.0,
@@ -376,25 +381,28 @@ def serve_trace(
     """Serves a trace's requests on equal replicas, to which they are assigned in turn.
 
     step_seconds: seconds of the replica's steps. requests: in the order of their arrival.
-    sequences, cache_tokens: of one replica. cached_share, budget: as of `ServedBatch.serve_requests`.
+    sequence_count, cache_tokens: of one replica. cached_share, budget: as of `ServedBatch.serve_requests`.
     seconds_scale: factor of all seconds of steps.
     Returns the times of the requests, batch by batch.
     """
     budget = budget or StepBudget()
-    longest_request = max(request.input_tokens + request.output_tokens for request in requests)
-    batch = ServedBatch(
+    longest_request = max(traced_request.input_tokens + traced_request.output_tokens for traced_request in requests)
+    served_batch = ServedBatch(
         step_seconds,
-        max(1, sequences // replica.batch_count),
+        max(1, sequence_count // replica.batch_count),
         max(longest_request, cache_tokens // replica.batch_count),
         replica.step_tokens or longest_request,
         replica.stack.mixed_steps,
         seconds_scale,
         replica.steps_ahead,
     )
-    batches_of_requests = [requests[i :: replica.batch_count * replicas] for i in range(replica.batch_count * replicas)]
+    batches_of_requests = [
+        requests[batch_index :: replica.batch_count * replica_count]
+        for batch_index in range(replica.batch_count * replica_count)
+    ]
     return [
         served_request
         for requests_of_batch in batches_of_requests
         if requests_of_batch
-        for served_request in batch.serve_requests(requests_of_batch, cached_share, budget)
+        for served_request in served_batch.serve_requests(requests_of_batch, cached_share, budget)
     ]

@@ -1,4 +1,4 @@
-"""FLOPs, bytes and seconds of a forward pass's kernels: the points of a roofline plot."""
+"""The FLOPs, bytes and seconds of a forward pass's kernels, which are the points of a roofline plot."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def kernel_traffic(rank_work: RankWork, time_estimator: TimeEstimator) -> Iterat
     )
     for kernel in rank_work.kernels:
         run_count = float(kernel.runs_per_layer * rank_work.layer_count(kernel.layer_kind_index))
-        flops = run_count * float(kernel.flops[0])
-        if not flops:
+        kernel_flops = run_count * float(kernel.flops[0])
+        if not kernel_flops:
             continue
-        seconds = sum(float(operation.seconds) for operation in time_estimator.timed_kernels(kernel))
+        kernel_seconds = sum(float(operation.seconds) for operation in time_estimator.timed_kernels(kernel))
         if kernel.kind == "attention":
             traffic_bytes = attention_bytes(kernel, time_estimator)
         else:
             traffic_bytes = sum(float(operation.memory) for operation in lossless_estimator.timed_kernels(kernel))
-        yield kernel.path, MemoryTraffic(flops, run_count * traffic_bytes, run_count * seconds)
+        yield kernel.path, MemoryTraffic(kernel_flops, run_count * traffic_bytes, run_count * kernel_seconds)
 
 
 def attention_bytes(kernel: Kernel, time_estimator: TimeEstimator) -> float:
     """Returns the bytes that fused attention moves: cache, 16-bit queries, results, and new keys of a prompt."""
     cache_bytes = float(kernel.cache_elements) * time_estimator.number_formats.cache_bits / 8
-    heads = float(kernel.heads) + (0.0 if time_estimator.rank_pass.phase == "decode" else float(kernel.kv_heads))
-    return cache_bytes + 2.0 * float(kernel.m) * heads * float(kernel.key_width + kernel.k)
+    head_count = float(kernel.heads) + (0.0 if time_estimator.rank_pass.phase == "decode" else float(kernel.kv_heads))
+    return cache_bytes + 2.0 * float(kernel.m) * head_count * float(kernel.key_width + kernel.k)

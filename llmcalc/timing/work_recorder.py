@@ -86,7 +86,7 @@ MEASURED_RANKS = 2
 
 @dataclass
 class WorkRecorder(PlacementTracker):
-    """Records the kernels and messages of a rank's program. work: what it has recorded."""
+    """Records the kernels and messages of a rank's program. work: the recorded `RankWork`."""
 
     rank_pass: RankPass = field(default_factory=RankPass)
     work: RankWork = field(init=False)
@@ -139,7 +139,7 @@ class WorkRecorder(PlacementTracker):
         self.readers[storage_key] = self.readers.get(storage_key, 0) + 1
 
     def _storage_owner(self, recorded_value: Value) -> Value:
-        """Returns the value whose memory a value shares, through views and steps that return their input."""
+        """Returns the value that owns a value's memory, found through views and steps that return their input."""
         while id(recorded_value.storage) in self.aliases:
             recorded_value = self.aliases[id(recorded_value.storage)]
         return recorded_value.storage
@@ -179,7 +179,7 @@ class WorkRecorder(PlacementTracker):
                 yield from self._executed_scopes(scope_item)
 
     def _executed_steps(self, scope_items: Iterable[ProgramItem]) -> Iterator[Step]:
-        """Yields every step that runs, in order, and notes which steps return their input unchanged."""
+        """Yields every executed step in order, and records which steps return their input unchanged."""
         for scope_item in self._items_of_chosen_branches(scope_items):
             if scope_item.node_fields.get("role") in UNEXECUTED_ROLES or scope_item.node_fields.get(
                 "optional", ""
@@ -217,15 +217,17 @@ class WorkRecorder(PlacementTracker):
                 self._count_parameters(program_node.total(total_params_of), exact_div(repeat_count, self.layers))
 
     def _record_layer(
-        self, attributes: Mapping[str, Any], scope_items: Iterable[ProgramItem], module_path: str, repeats: Number
+        self, attributes: Mapping[str, Any], scope_items: Iterable[ProgramItem], module_path: str, repeat_count: Number
     ) -> None:
         self._record_elementwise_group()
-        indices = attributes.get("indices")
-        layer_kind = LayerKind(attributes.get("label", ""), tuple(range(repeats) if indices is None else indices))
+        layer_indices = attributes.get("indices")
+        layer_kind = LayerKind(
+            attributes.get("label", ""), tuple(range(repeat_count) if layer_indices is None else layer_indices)
+        )
         self.work.layer_kinds.append(layer_kind)
-        self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
+        self.layer, self.layers = len(self.work.layer_kinds) - 1, repeat_count
         self.last_product, self.is_past_last_product = self._last_product(scope_items), False
-        self._record_scope(scope_items, module_path, repeats)
+        self._record_scope(scope_items, module_path, repeat_count)
         self._record_elementwise_group()
         self.last_product, self.is_past_last_product = None, False
         self.layer, self.layers = AFTER_LAYERS, 1
@@ -335,10 +337,10 @@ class WorkRecorder(PlacementTracker):
                 (id(cached_value.storage), element_count) for cached_value in operation.output_values
             )
 
-    def _count_parameters(self, parameters: Number, repeat_count: Number, is_expert_weight: bool = False) -> None:
+    def _count_parameters(self, parameter_count: Number, repeat_count: Number, is_expert_weight: bool = False) -> None:
         parameter_key = self.layer, is_expert_weight
         self.work.params_by_layer[parameter_key] = (
-            self.work.params_by_layer.get(parameter_key, 0) + parameters * repeat_count
+            self.work.params_by_layer.get(parameter_key, 0) + parameter_count * repeat_count
         )
 
     def _add_message(
@@ -382,41 +384,46 @@ class WorkRecorder(PlacementTracker):
 
         routed_value: rows of tokens and experts, before (dispatch) or after the experts (combine).
         """
-        replicas = self.rank_pass.gathered_ranks
-        if is_backward or replicas == 1:
+        replica_count = self.rank_pass.gathered_ranks
+        if is_backward or replica_count == 1:
             return
         assert isinstance(routed_value.rows, RoutedRows)
         self._record_elementwise_group()
         gathered_bytes = (
-            replicas * self.run_config.rows(routed_value.rows.source_rows) * routed_value.width * self.element_bytes
+            replica_count
+            * self.run_config.rows(routed_value.rows.source_rows)
+            * routed_value.width
+            * self.element_bytes
         )
         collective_kind: CollectiveKind = "all_gather" if self.gathering_verb == "dispatch" else "reduce_scatter"
         message = Collective(
-            self.node_path, collective_kind, "ep", replicas, False, gathered_bytes, self._repeats_per_layer()
+            self.node_path, collective_kind, "ep", replica_count, False, gathered_bytes, self._repeats_per_layer()
         )
         self.work.messages.append(LayerMessage(self.layer, message))
 
     def _with_group_size(self, message: Collective) -> Collective:
-        """Returns the message for the pass's group size, where `MEASURED_RANKS` ranks were recorded."""
+        """Returns the message for the pass's own group size; it was recorded for a group of `MEASURED_RANKS` ranks."""
         if message.process_group == "ep":
             return message._replace(ranks=self.rank_pass.ep)
         if message.process_group != "cp":
             return message
-        ranks = self.rank_pass.cp
+        rank_count = self.rank_pass.cp
         if message.collective_kind == "send":  # a ring has one send fewer than ranks
-            return message._replace(ranks=ranks, repetitions=message.repetitions * (ranks - 1) // (MEASURED_RANKS - 1))
+            return message._replace(
+                ranks=rank_count, repetitions=message.repetitions * (rank_count - 1) // (MEASURED_RANKS - 1)
+            )
         if message.collective_kind == "all_to_all":
-            return message._replace(ranks=ranks)
-        return message._replace(ranks=ranks, bytes=message.bytes * ranks // MEASURED_RANKS)
+            return message._replace(ranks=rank_count)
+        return message._replace(ranks=rank_count, bytes=message.bytes * rank_count // MEASURED_RANKS)
 
     # --- sizes -------------------------------------------------------------------------------------------------------
 
     def _repeats_per_layer(self) -> Number:
-        """Returns how often one layer runs the current operation."""
+        """Returns the number of times that one layer runs the current operation."""
         return exact_div(self.repeat_count, self.layers)
 
     def _rows_on_rank(self, recorded_value: Value) -> Number:
-        """Returns how many rows of a value one rank has."""
+        """Returns the number of rows of a value on one rank."""
         if recorded_value.rows is NO_ROWS:
             return 1
         row_count = self.run_config.rows(recorded_value.rows)
@@ -492,8 +499,8 @@ class WorkRecorder(PlacementTracker):
         assert self.rank_pass.adapters is not None
         weight_elements = input_width * output_width
         if not is_in_16_bits:
-            launches = (1, int(has_backward))
-            self._add_kernel("dequantization", "dequantize", weight_elements=weight_elements, launches=launches)
+            launch_counts = (1, int(has_backward))
+            self._add_kernel("dequantization", "dequantize", weight_elements=weight_elements, launches=launch_counts)
         if not self.rank_pass.adapters.base_inputs_are_fp32:
             return
         cast_elements = weight_elements if is_in_16_bits else row_count * (input_width + output_width)
@@ -534,20 +541,27 @@ class WorkRecorder(PlacementTracker):
     _lower_again = _lower_linear
 
     def _lower_absorb(self, operation: Step) -> None:
-        x, y, heads = operation.input_values[0], operation.output_values[0], operation.input_values[0].axes[0].size
-        m, n, k = self._rows_on_rank(x), y.width, exact_div(x.width, heads)
+        x, y, head_count = operation.input_values[0], operation.output_values[0], operation.input_values[0].axes[0].size
+        m, n, k = self._rows_on_rank(x), y.width, exact_div(x.width, head_count)
         flops = 2 * m * n * k
         is_frozen = self.rank_pass.adapters is not None
-        gradients = flops if is_frozen else 2 * flops
+        gradient_flops = flops if is_frozen else 2 * flops
         self._add_kernel(
-            "product", "absorb", m=m, n=n, k=k, weight_elements=n * k, flops=(flops, gradients), is_frozen=is_frozen
+            "product",
+            "absorb",
+            m=m,
+            n=n,
+            k=k,
+            weight_elements=n * k,
+            flops=(flops, gradient_flops),
+            is_frozen=is_frozen,
         )
 
     def _lower_per_group(self, operation: Step) -> None:
         """Adds a linear layer that has one matrix per group (or block) of inputs, as one kernel."""
-        x, y, op, ranks = operation.input_values[0], operation.output_values[0], operation.op, self.rank_pass.cp
+        x, y, op, rank_count = operation.input_values[0], operation.output_values[0], operation.op, self.rank_pass.cp
         assert op is not None
-        row_count, flops = self._rows_on_rank(x), rank_share(op.forward_flops(self.full_run), ranks)
+        row_count, flops = self._rows_on_rank(x), rank_share(op.forward_flops(self.full_run), rank_count)
         weight_elements = exact_div(flops, 2 * row_count)
         self._add_kernel(
             "product",
@@ -556,7 +570,7 @@ class WorkRecorder(PlacementTracker):
             n=y.width,
             k=exact_div(weight_elements, y.width),
             weight_elements=weight_elements,
-            flops=(flops, rank_share(op.backward_flops(self.full_run), ranks) if self.has_gradient else 0),
+            flops=(flops, rank_share(op.backward_flops(self.full_run), rank_count) if self.has_gradient else 0),
             is_frozen=self.rank_pass.adapters is not None,
         )
 
@@ -564,7 +578,7 @@ class WorkRecorder(PlacementTracker):
 
     def _lower_experts(self, operation: Step) -> None:
         x, y, top_k = operation.input_values[0], operation.output_values[0], operation.options["top_k"]
-        experts, ep = operation.options["experts"].size, self.rank_pass.ep
+        expert_count, ep = operation.options["experts"].size, self.rank_pass.ep
         row_count = self._rows_on_rank(x)
         flops = 2 * row_count * x.width * y.width
         self._add_kernel(
@@ -577,18 +591,18 @@ class WorkRecorder(PlacementTracker):
             flops=(flops, flops if self.rank_pass.adapters is not None else 2 * flops),
             launches=(0, 0) if self._shares_input(x) else (1, 2),
             is_frozen=self.rank_pass.adapters is not None,
-            expert_count=rank_share(experts, ep),
-            selection_chance=min(1.0, top_k / experts),
+            expert_count=rank_share(expert_count, ep),
+            selection_chance=min(1.0, top_k / expert_count),
             routed_tokens=rank_share(row_count * ep, top_k),
         )
         if self.rank_pass.adapters is not None and self.rank_pass.adapters.quantized_experts:
-            weight_elements = x.width * y.width * rank_share(experts, ep)
+            weight_elements = x.width * y.width * rank_share(expert_count, ep)
             self._add_kernel("dequantization", "dequantize_experts", weight_elements=weight_elements, launches=(1, 0))
         if operation.options["bias"] and self.node_path.endswith("down_proj"):
             self._add_kernel("expert-bias", "expert_bias", m=row_count, n=y.width, launches=(0, 0))
 
     def _lower_attention(self, operation: Step) -> None:
-        op, ranks, run_config = operation.op, self.rank_pass.cp, self.full_run
+        op, rank_count, run_config = operation.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
         key_count = run_config.available_rows(op.rows if op.keys is None else op.keys)
         key_limits = [
@@ -616,9 +630,12 @@ class WorkRecorder(PlacementTracker):
         self._add_kernel(
             "attention",
             "attention",
-            flops=(rank_share(op.forward_flops(run_config), ranks), rank_share(op.backward_flops(run_config), ranks)),
+            flops=(
+                rank_share(op.forward_flops(run_config), rank_count),
+                rank_share(op.backward_flops(run_config), rank_count),
+            ),
             cache_elements=cache_elements if self._reads_cache else 0,
-            m=rank_share(run_config.rows(op.rows), ranks),
+            m=rank_share(run_config.rows(op.rows), rank_count),
             n=key_count,
             k=op.v_dim,
             heads=op.heads,
@@ -638,7 +655,7 @@ class WorkRecorder(PlacementTracker):
 
     def _lower_scores(self, operation: Step) -> None:
         """Adds a query-key product whose scores are stored, for a separate softmax or for the selection of keys."""
-        op, ranks, run_config = operation.op, self.rank_pass.cp, self.full_run
+        op, rank_count, run_config = operation.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
         query_key_pairs = run_config.batch * op.pairs(run_config)
         backward_flops = op.backward_flops(run_config) if self.has_gradient else 0
@@ -659,10 +676,10 @@ class WorkRecorder(PlacementTracker):
         self._add_kernel(
             "attention" if is_fused_attention else "scores",
             "scores",
-            flops=(rank_share(op.forward_flops(run_config), ranks), rank_share(backward_flops, ranks)),
+            flops=(rank_share(op.forward_flops(run_config), rank_count), rank_share(backward_flops, rank_count)),
             moved_elements=(0, 0) if is_fused_attention else (moved_elements, 2 * moved_elements),
             cache_elements=query_key_pairs * op.qk_dim if self._reads_cache else 0,
-            m=rank_share(run_config.rows(op.rows), ranks),
+            m=rank_share(run_config.rows(op.rows), rank_count),
             n=key_count,
             k=op.qk_dim,
             heads=op.heads,
@@ -729,7 +746,7 @@ class WorkRecorder(PlacementTracker):
         if not self.group:
             return
         elementwise_group, self.group = self.group, []
-        outputs = {
+        group_outputs = {
             id(self._storage_owner(recorded_value))
             for operation in elementwise_group
             for recorded_value in operation.output_values
@@ -741,7 +758,7 @@ class WorkRecorder(PlacementTracker):
             for recorded_value in operation.input_values:
                 storage_key = id(self._storage_owner(recorded_value))
                 reads_in_group[storage_key] = reads_in_group.get(storage_key, 0) + 1
-                if storage_key not in outputs:
+                if storage_key not in group_outputs:
                     read_values[storage_key] = recorded_value
         for operation in elementwise_group:
             for recorded_value in operation.output_values:
@@ -753,14 +770,14 @@ class WorkRecorder(PlacementTracker):
         reread_elements = (
             read_elements if any(operation.verb in VERBS_READING_INPUT_AGAIN for operation in elementwise_group) else 0
         )
-        module_path, repeats = self.node_path, self.repeat_count
+        module_path, repeat_count = self.node_path, self.repeat_count
         self.node_path, self.repeat_count = self.group_position
         elements_by_pass = moved_elements, moved_elements + reread_elements
         kernel = self._add_kernel(
             "elementwise", eager_kernel_key(elementwise_group[0]), moved_elements=elements_by_pass, launches=(1, 1)
         )
         kernel.runs_per_layer *= 1 if self.rank_pass.fuses_elementwise else eager_kernel_repeats(elementwise_group[0])
-        self.node_path, self.repeat_count = module_path, repeats
+        self.node_path, self.repeat_count = module_path, repeat_count
 
 
 _shared_work: IdentityCache[RankWork] = IdentityCache(512)
@@ -876,9 +893,12 @@ def _record_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
 
 def _has_key_selection(branch: ModuleScope) -> bool:
     """Whether attention in a branch reads only the keys that an indexer selects."""
-    return any(isinstance(item, Step) and getattr(item.op, "selected_keys", None) is not None for item in branch.items)
+    return any(
+        isinstance(scope_item, Step) and getattr(scope_item.op, "selected_keys", None) is not None
+        for scope_item in branch.items
+    )
 
 
-def _recorded_group_size(ranks: Number) -> int:
+def _recorded_group_size(rank_count: Number) -> int:
     """Returns `MEASURED_RANKS` for groups of several ranks, so that one recording serves all group sizes."""
-    return MEASURED_RANKS if not isinstance(ranks, int) or ranks > 1 else 1
+    return MEASURED_RANKS if not isinstance(rank_count, int) or rank_count > 1 else 1

@@ -42,7 +42,7 @@ def ranks(spec: ModelSpec, layout: Layout) -> list[RankModel]:
 def test_parameters_of_a_tensor_group_are_the_models_and_copies(name: str) -> None:
     spec = model(name)
     shares = ranks(spec, Layout(tp=2))
-    copies = {tuple(one.copied_parameters().items()) for one in shares}
+    copies = {tuple(one.replicated_parameters().items()) for one in shares}
     assert len(copies) == 1
     copied = sum(size for _, size in copies.pop())
     assert copied > 0  # norms
@@ -141,7 +141,7 @@ def test_key_heads_fewer_than_ranks_are_copied() -> None:
         2,
         4,
     ]
-    copied = rank_model(spec, Layout(tp=16), 0).copied_parameters()
+    copied = rank_model(spec, Layout(tp=16), 0).replicated_parameters()
     assert copied["attention"] == 32 * 2 * 4096 * 128  # one key and one value head in each layer
 
 

@@ -22,8 +22,8 @@ from llmcalc.timing.calibration import (
     UNIT_FACTORS,
     Calibration,
     CalibrationFactors,
+    CalibrationRun,
     ErrorStatistics,
-    MeasuredRun,
     calibrate,
 )
 from llmcalc.timing.device import device_of
@@ -49,7 +49,7 @@ PRICERS += [pricer(batch, 4096, is_prompt=True) for batch in (1, 2, 4)]
 
 def measured_with(truth: CalibrationFactors, noise: Sequence[float] = ()) -> Calibration:
     errors = noise or [1.0] * len(PRICERS)
-    return calibrate([MeasuredRun(str(i), seconds(truth) * errors[i], seconds) for i, seconds in enumerate(PRICERS)])
+    return calibrate([CalibrationRun(str(i), seconds(truth) * errors[i], seconds) for i, seconds in enumerate(PRICERS)])
 
 
 NOISE = (1.02, 0.98, 1.0, 1.01, 0.99, 1.03, 0.97, 1.0, 1.02)
@@ -104,7 +104,7 @@ def test_a_fit_goes_as_far_as_it_explains_runs_that_are_left_out() -> None:
 def test_three_runs_that_agree_prove_a_factor_and_three_that_do_not_hardly_change_anything() -> None:
     def of_three(errors: Sequence[float]) -> Calibration:
         pricers = zip(PRICERS[:3], errors, strict=True)
-        return calibrate([MeasuredRun("", error * seconds(UNIT_FACTORS), seconds) for seconds, error in pricers])
+        return calibrate([CalibrationRun("", error * seconds(UNIT_FACTORS), seconds) for seconds, error in pricers])
 
     alike, unlike = of_three((1.5, 1.52, 1.48)), of_three((1.5, 1.05, 1.2))
     assert alike.is_proved
@@ -143,7 +143,9 @@ def test_factors_change_what_they_name() -> None:
 
 
 def test_regret_is_of_layouts_that_differ_alone() -> None:
-    runs = [MeasuredRun(str(i), seconds, lambda factors: 1.0, ("a",)) for i, seconds in enumerate((2.0, 1.0, 1.2, 5.0))]
+    runs = [
+        CalibrationRun(str(i), seconds, lambda factors: 1.0, ("a",)) for i, seconds in enumerate((2.0, 1.0, 1.2, 5.0))
+    ]
     errors = ErrorStatistics.from_runs(runs, [1.0, 1.1, 1.2, 1.3])
     assert errors.regret == 1.0  # the first one takes 2 s, the best one 1 s
     assert errors.best_of_three == 0.0
@@ -152,12 +154,12 @@ def test_regret_is_of_layouts_that_differ_alone() -> None:
 
 def test_a_fit_that_raises_regret_is_refused() -> None:
     """Memory explains the errors, but orders the layouts of one run wrongly."""
-    runs = [MeasuredRun(str(i), 1.5 * seconds(UNIT_FACTORS), seconds) for i, seconds in enumerate(PRICERS)]
+    runs = [CalibrationRun(str(i), 1.5 * seconds(UNIT_FACTORS), seconds) for i, seconds in enumerate(PRICERS)]
 
     def layout(base: float, better: float) -> Callable[[CalibrationFactors], float]:
         return lambda factors: base if factors == UNIT_FACTORS else better
 
-    choices = [MeasuredRun(name, seconds, layout(base, fitted), ("run",)) for name, seconds, base, fitted in (
+    choices = [CalibrationRun(name, seconds, layout(base, fitted), ("run",)) for name, seconds, base, fitted in (
         ("fast", 1.0, 1.0, 9.0), ("slow", 2.0, 2.0, 1.0), ("slower", 3.0, 3.0, 3.0)
     )]  # fmt: skip
     fit = calibrate([*runs, *choices])
@@ -185,7 +187,7 @@ def test_of_many_runs_several_are_left_out_together(monkeypatch: pytest.MonkeyPa
 
 def test_few_rows_are_refused() -> None:
     with pytest.raises(InputError, match="--calibrate: 2 measured runs; expected at least 3"):
-        calibrate([MeasuredRun("a", 1.0, PRICERS[0])] * 2)
+        calibrate([CalibrationRun("a", 1.0, PRICERS[0])] * 2)
 
 
 ROWS = """phase,users,seq,tp,seconds
@@ -306,7 +308,7 @@ def test_half_of_a_source_s_rows_and_the_error_of_the_other_half() -> None:
         if len(timed) < 8:
             continue
         chosen = random.Random(name).sample(timed, min(MAX_OF_A_SOURCE, len(timed)))
-        runs = [MeasuredRun(row.id, row.seconds, linear_pricer(measured_rows.pricer_of(row))) for row in chosen]
+        runs = [CalibrationRun(row.id, row.seconds, linear_pricer(measured_rows.pricer_of(row))) for row in chosen]
         ratios[name] = []
         for draw in range(DRAWS):
             sample = random.Random(f"{draw} {name}").sample(runs, len(runs))

@@ -105,10 +105,10 @@ def test_megatron_at_gpt3() -> None:
 
 def test_kaplan_and_palm_by_hand() -> None:
     assert (
-        kaplan_table_1(parameters=1000, key_width=3 * 32, context_tokens=50) == 2 * 1000 + 2 * 3 * 50 * 32
+        kaplan_table_1(parameter_count=1000, key_width=3 * 32, context_tokens=50) == 2 * 1000 + 2 * 3 * 50 * 32
     )  # 2N + 2·n_layer·n_ctx·d_attn
     assert (
-        palm_appendix_b(parameters=1000, key_width=3 * 4 * 8, seq=50) == 6 * 1000 + 12 * 3 * 4 * 8 * 50
+        palm_appendix_b(parameter_count=1000, key_width=3 * 4 * 8, seq=50) == 6 * 1000 + 12 * 3 * 4 * 8 * 50
     )  # 6N + 12LHQT
 
 

@@ -359,18 +359,21 @@ def test_ranks_wait_for_the_rank_that_reads_most_experts(ranks: int, tokens: int
     stack = software_stacks()["vllm"].model_copy(update={"repeated_expert_share": 0.0})
     device = device_of(load_hardware("h100-sxm"))
 
-    def experts_read(layout: Layout) -> float:
+    def selected_expert_count(layout: Layout) -> float:
         sizes = rank_pass(stack, layout, tokens, 1, 1024, "decode")
         estimator = TimeEstimator(device, stack, NumberFormats(), sizes)
         kernel = next(kernel for kernel in rank_work(spec, sizes).kernels if kernel.kind == "experts")
-        return float(estimator.experts_read(kernel))
+        return float(estimator.selected_expert_count(kernel))
 
     generator, experts, top_k = random.Random(1), 128, 8
     drawn = []
     for _ in range(500):
         selected = {expert for _ in range(tokens) for expert in generator.sample(range(experts), top_k)}
         drawn.append(max(sum(expert % ranks == rank for expert in selected) for rank in range(ranks)))
-    busiest, shared_evenly = experts_read(Layout(tp=ranks, ep=ranks, etp=1)), experts_read(Layout(tp=ranks)) / ranks
+    busiest, shared_evenly = (
+        selected_expert_count(Layout(tp=ranks, ep=ranks, etp=1)),
+        selected_expert_count(Layout(tp=ranks)) / ranks,
+    )
     assert busiest == pytest.approx(mean(drawn), rel=0.2)
     assert busiest > shared_evenly
 

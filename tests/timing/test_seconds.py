@@ -144,7 +144,7 @@ def test_stages_of_a_pipeline_wait_for_each_message_that_nothing_hides() -> None
 def test_a_pass_of_a_server_leaves_a_machine_as_often_as_its_stages_do() -> None:
     """Four stages of four ranks: two fill a machine of eight, so that one of three messages leaves it."""
     token = decode(llama(), h100(), VLLM, 8, 1000, Layout(tp=4, pp=4))
-    near, far = (h100().hop_seconds(2 * 8 * llama().hidden_size, devices) for devices in (1, 16))
+    near, far = (h100().stage_send_seconds(2 * 8 * llama().hidden_size, devices) for devices in (1, 16))
     assert token.seconds_by_part["hops"] == pytest.approx(far + 2 * near)
     assert near < far
 
@@ -177,7 +177,7 @@ def test_interleaved_stages_wait_for_exchanges_while_the_pipeline_fills_and_empt
         plan = StepPlan.from_layout(Layout(pp=4, vpp=vpp, schedule="interleaved"), 1, micro_batches, 4096)
         return float(training_step(llama(), h100(), stack, plan).seconds_by_part["bubble"])
 
-    message_seconds = h100().hop_seconds(2 * 4096 * llama().hidden_size, 1)
+    message_seconds = h100().stage_send_seconds(2 * 4096 * llama().hidden_size, 1)
     hidden, waited = MEGATRON, MEGATRON.model_copy(update={"hides_stage_messages": False})
     two_neighbors = 2 * message_seconds
     assert bubble_seconds(8, 2, waited) - bubble_seconds(8, 2, hidden) == pytest.approx(
@@ -972,7 +972,7 @@ def test_ranks_on_a_part_of_a_mesh_have_the_links_between_them(ranks: int, links
     device = device_of(load_hardware("mi300x"))
     once, twice = (device.message_seconds("all_reduce", ranks, size) for size in (1e9, 2e9))
     assert twice - once == pytest.approx(2 * (ranks - 1) / ranks * 1e9 / (links * 64e9 * device.link_share))
-    assert device.hop_seconds(1e9, 8) == pytest.approx(1e9 / (64e9 * device.link_share) + device.latency)
+    assert device.stage_send_seconds(1e9, 8) == pytest.approx(1e9 / (64e9 * device.link_share) + device.latency)
 
 
 def test_a_mesh_of_a_single_accelerator_divides_by_no_zero() -> None:

@@ -24,7 +24,7 @@ from llmcalc.sources.preset import Preset, target_in_errors
 from llmcalc.sources.presets import find_preset, model_names
 from llmcalc.sources.target import load, load_text
 from llmcalc.sources.target_names import hub_id_of, is_hub_id
-from llmcalc.studies.distinct_layers import distinct_blocks
+from llmcalc.studies.distinct_layers import distinct_layers
 
 DEFAULTS = {"ctx": 8192, "batch": 1, "weights": "bf16", "kv": "bf16"}
 """Context, sequences, and formats of weights and cache before anybody has moved a control."""
@@ -119,7 +119,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     return {
         "headline": headline(preset.model),
         "limit": longest_sequence(preset.model),
-        "norms": list(dict.fromkeys(norm_placement_of(block) for block in distinct_blocks(preset.model))),
+        "norms": list(dict.fromkeys(norm_placement_of(block) for block in distinct_layers(preset.model))),
         "remarks": list(preset.notes),
         **documents,
         "curves": _curves(key, dtype, batch),

@@ -40,8 +40,10 @@ def _row_html(table: Table, row: Row) -> str:
     row_cells = []
     for column_index, (column, cell_value) in enumerate(zip(table.columns, row.cells, strict=True)):
         padding_style = f";padding-left:{10 + 16 * row.depth}px" if column_index == 0 and row.depth else ""
-        colour = f";color:{cell_value.colour}" if column.is_bar and cell_value and cell_value.colour else ""
-        html = escape(cell_text(column, cell_value))
-        row_cells.append(f'<td style="{CELL_STYLE};text-align:{column.justify}{padding_style}{colour}">{html}</td>')
+        colour_style = f";color:{cell_value.colour}" if column.is_bar and cell_value and cell_value.colour else ""
+        cell_html = escape(cell_text(column, cell_value))
+        row_cells.append(
+            f'<td style="{CELL_STYLE};text-align:{column.justify}{padding_style}{colour_style}">{cell_html}</td>'
+        )
     bold_style = ' style="font-weight:bold"' if row.is_bold else ""
     return f"<tr{bold_style}>{''.join(row_cells)}</tr>"

@@ -22,10 +22,10 @@ COLUMN_GAP = "  "
 def can_render(report: Report, output_stream: IO[str]) -> bool:
     """Whether plain text output equals rich's output: not to a terminal, and without colours and wrapped cells."""
     is_terminal = output_stream.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
-    return not is_terminal and not _breaks_cells(report, width_of_terminal())
+    return not is_terminal and not _needs_wrapping(report, width_of_terminal())
 
 
-def _breaks_cells(report: Report, line_width: int) -> bool:
+def _needs_wrapping(report: Report, line_width: int) -> bool:
     """Whether a table with columns that may be broken is wider than `line_width`."""
     return any(
         any(column.may_wrap for column in table.columns)
@@ -41,9 +41,11 @@ def width_of_terminal() -> int:
     columns_setting = os.environ.get("COLUMNS", "")
     if columns_setting.isdigit() and int(columns_setting):
         return int(columns_setting)
-    for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
+    for standard_stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
         try:
-            if stream is not None and (terminal_columns := os.get_terminal_size(stream.fileno()).columns):
+            if standard_stream is not None and (
+                terminal_columns := os.get_terminal_size(standard_stream.fileno()).columns
+            ):
                 return terminal_columns
         except (AttributeError, ValueError, OSError):
             continue
@@ -77,24 +79,26 @@ def _bar_length(table: Table, line_width: int) -> int:
     bar_fractions = [cell.fraction for row in table.rows for cell in row.cells if isinstance(cell, TextBar)]
     if not bar_fractions:
         return 0
-    widths = _column_widths(_cell_texts(table.without_bars()))
-    bar_width = line_width - len(INDENT) - sum(len(COLUMN_GAP) + width for width in widths)
+    column_widths = _column_widths(_cell_texts(table.without_bars()))
+    bar_width = line_width - len(INDENT) - sum(len(COLUMN_GAP) + column_width for column_width in column_widths)
     return next((bar_length for bar_length in BAR_LENGTHS if round(max(bar_fractions) * bar_length) <= bar_width), 0)
 
 
 def _table_with_bars(table: Table, bar_length: int) -> Table:
     def row_with_bars(row: Row) -> Row:
-        cells = [cell._replace(length=bar_length) if isinstance(cell, TextBar) else cell for cell in row.cells]
-        return row._replace(cells=cells)
+        cells_with_bars = [
+            cell._replace(length=bar_length) if isinstance(cell, TextBar) else cell for cell in row.cells
+        ]
+        return row._replace(cells=cells_with_bars)
 
     return table._replace(rows=[row_with_bars(row) for row in table.rows])
 
 
 def _table_lines(table: Table, line_width: int) -> Iterator[str]:
-    title, subtitle = table.heading, table.subtitle
-    if title:
-        fits_on_line = len(title) + 3 + len(subtitle) <= line_width
-        yield from _wrapped_lines(f"{title}   {subtitle}" if subtitle and fits_on_line else title, line_width)
+    heading, subtitle = table.heading, table.subtitle
+    if heading:
+        fits_on_line = len(heading) + 3 + len(subtitle) <= line_width
+        yield from _wrapped_lines(f"{heading}   {subtitle}" if subtitle and fits_on_line else heading, line_width)
         if subtitle and not fits_on_line:
             yield from indented_lines(subtitle, line_width)
     if table.rows:
@@ -171,10 +175,10 @@ def _wrapped_lines(note_text: str, line_width: int, hanging_indent: str = "") ->
     hanging_indent: indent of the lines after the first.
     """
     current_line = ""
-    for word in re.findall(r"\s*\S+(?: %\S*)?\s*", note_text):
-        if current_line.strip() and len(current_line) + len(word.rstrip()) > line_width:
+    for word_with_spaces in re.findall(r"\s*\S+(?: %\S*)?\s*", note_text):
+        if current_line.strip() and len(current_line) + len(word_with_spaces.rstrip()) > line_width:
             yield current_line.rstrip()
             current_line = hanging_indent
-        current_line += word
+        current_line += word_with_spaces
     if current_line:
         yield current_line.rstrip()

@@ -46,13 +46,16 @@ def write_csv(report: Report, output_stream: IO[str]) -> None:
     column_keys = [column.key for column in tables[0].columns]
     has_targets = column_keys[0] == TARGET_COLUMN
     csv_writer.writerow(
-        [_escape_spreadsheet_formula(key) for key in (column_keys if has_targets else [TARGET_COLUMN, *column_keys])]
+        [
+            _escape_spreadsheet_formula(column_key)
+            for column_key in (column_keys if has_targets else [TARGET_COLUMN, *column_keys])
+        ]
     )
     for table in tables:
         if table.name == tables[0].name and [column.key for column in table.columns] == column_keys:
             for row_cells in _rows_with_parents(table):
-                cells = row_cells if has_targets else [table.target, *row_cells]
-                csv_writer.writerow([_escape_spreadsheet_formula(cell) for cell in cells])
+                cells_with_target = row_cells if has_targets else [table.target, *row_cells]
+                csv_writer.writerow([_escape_spreadsheet_formula(cell) for cell in cells_with_target])
 
 
 FORMULA_CHARACTERS = tuple("=+-@＝＋－＠")
@@ -87,16 +90,24 @@ def table_records(table: Table, leaves_only: bool = False) -> list[dict[str, Any
     if leaves_only:
         table = table._replace(rows=leaf_rows_of(table.rows))
     fractional_columns = {
-        index for row in table.rows for index, cell in enumerate(row.cells) if isinstance(_raw_value(cell), float)
+        column_number
+        for row in table.rows
+        for column_number, cell in enumerate(row.cells)
+        if isinstance(_raw_value(cell), float)
     }
     raw_rows = [
         {
-            key: float(raw_value) if column_index in fractional_columns and isinstance(raw_value, int) else raw_value
-            for column_index, (key, raw_value) in enumerate(zip(column_keys, row_cells, strict=True))
+            column_key: float(raw_value)
+            if column_index in fractional_columns and isinstance(raw_value, int)
+            else raw_value
+            for column_index, (column_key, raw_value) in enumerate(zip(column_keys, row_cells, strict=True))
         }
         for row_cells in _rows_with_parents(table)
     ]
-    cleaned_rows = [{key: None if raw_value == "" else raw_value for key, raw_value in row.items()} for row in raw_rows]
+    cleaned_rows = [
+        {column_key: None if raw_value == "" else raw_value for column_key, raw_value in row.items()}
+        for row in raw_rows
+    ]
     if column_keys[0] == TARGET_COLUMN:
         return cleaned_rows
     return [{TARGET_COLUMN: table.target, **row} for row in cleaned_rows]
@@ -124,10 +135,10 @@ def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
         full_name, row_cells = NAME_SEPARATOR.join(row_names), row.cells[1:]
         if child_rows:
             row_cells = [
-                _remainder_after_parts(cell, [child_row.cells[column_index] for child_row in child_rows])
-                for column_index, cell in enumerate(row.cells[1:], 1)
+                _remainder_after_parts(cell_value, [child_row.cells[column_index] for child_row in child_rows])
+                for column_index, cell_value in enumerate(row.cells[1:], 1)
             ]
-            cell_numbers = [cell for cell in row_cells if isinstance(cell, int | float)]
+            cell_numbers = [cell_value for cell_value in row_cells if isinstance(cell_value, int | float)]
             if min(cell_numbers, default=0) < -1e-9 or not any(
                 isinstance(cell_number, int) and cell_number for cell_number in cell_numbers
             ):
@@ -137,12 +148,12 @@ def leaf_rows_of(nested_rows: Sequence[Row]) -> list[Row]:
     return leaf_rows
 
 
-def _remainder_after_parts(cell: Any, child_cells: Sequence[Any]) -> Any:
+def _remainder_after_parts(cell_value: Any, child_cells: Sequence[Any]) -> Any:
     """Returns a cell's number minus the numbers in the cells of its child rows; text cells stay unchanged."""
     child_numbers = [_raw_value(child_cell) for child_cell in child_cells]
-    raw_value = _raw_value(cell)
+    raw_value = _raw_value(cell_value)
     if not isinstance(raw_value, int | float) or isinstance(raw_value, bool):
-        return cell
+        return cell_value
     return raw_value - sum(child_number for child_number in child_numbers if isinstance(child_number, int | float))
 
 
@@ -242,7 +253,8 @@ def _note_paragraph(note: str) -> str:
     """Returns a note as a paragraph. Only addresses in a `LinkedNote` note stay links."""
     note_segments = WEB_ADDRESS.split(note.lstrip()) if isinstance(note, LinkedNote) else [note.lstrip()]
     paragraph = "".join(
-        segment if index % 2 else escape_markdown(segment) for index, segment in enumerate(note_segments)
+        segment if segment_index % 2 else escape_markdown(segment)
+        for segment_index, segment in enumerate(note_segments)
     )
     block_marker = MARKDOWN_BLOCK_START.match(paragraph)
     return paragraph if block_marker is None else f"{block_marker[0]}\\{paragraph[block_marker.end() :]}"

@@ -47,10 +47,10 @@ def _print_heading(console: Console, table: Table) -> None:
     if not table.title:
         return
     fits_on_line = len(table.heading) + 3 + len(table.subtitle) <= console.width
-    title = Text(table.heading, style="bold")
+    heading = Text(table.heading, style="bold")
     if table.subtitle and fits_on_line:
-        title.append("   " + table.subtitle, style="not bold dim")
-    for line in title.wrap(console, console.width):
+        heading.append("   " + table.subtitle, style="not bold dim")
+    for line in heading.wrap(console, console.width):
         line.rstrip()
         console.print(line, soft_wrap=True)
     if table.subtitle and not fits_on_line:
@@ -110,8 +110,8 @@ def _table_grid(table: Table) -> RichTable:
         )
     for row, row_cells in zip(table.rows, cell_texts, strict=True):
         coloured_cells = [
-            Text(cell, style=column.colour(cell, raw_value))
-            for column, cell, raw_value in zip(table.columns, row_cells, row.cells, strict=True)
+            Text(padded_text, style=column.colour(padded_text, raw_value))
+            for column, padded_text, raw_value in zip(table.columns, row_cells, row.cells, strict=True)
         ]
         for column, coloured_text in zip(table.columns, coloured_cells, strict=True):
             for mark_pattern, colour in column.mark_colours.items():

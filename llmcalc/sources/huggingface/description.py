@@ -32,7 +32,7 @@ from .registry import (
 from .unknown_fields import UnknownField, remark_on_ignored_fields
 
 
-def _expert_groups(config: Config) -> dict[str, Any]:
+def _expert_group_sizes(config: Config) -> dict[str, Any]:
     """Returns a router's groups of experts; empty if each token may have any experts."""
     group_count = config.optional_integer("n_group")
     reads_topk_method = "topk_method" in config.defaults  # of the classes with groups, those of DeepSeek-V2
@@ -498,7 +498,7 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
     if model_type in library_classes().float32_weights:
         model_fields = with_router_fields(model_fields, {"float32_weights": True})
     if has_grouped_router(model_type, family):
-        model_fields = with_router_fields(model_fields, _expert_groups(config), is_linear_only=True)
+        model_fields = with_router_fields(model_fields, _expert_group_sizes(config), is_linear_only=True)
     if head == "none" and model_fields["head"]["type"] == "latents":
         model_fields["head"] = {"type": "none"}
     projection_notes: list[str] = []
