@@ -336,12 +336,12 @@ def _read_gpt_oss(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
 
 def _shared_fields(model_args: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that Meta's and Mistral's `params.json` share."""
-    heads = _positive_size(model_args, "n_heads")
+    head_count = _positive_size(model_args, "n_heads")
     config: dict[str, Any] = {
         "hidden_size": _positive_size(model_args, "dim"),
         "num_hidden_layers": _positive_size(model_args, "n_layers"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": _positive_size(model_args, "n_kv_heads", heads),
+        "num_attention_heads": head_count,
+        "num_key_value_heads": _positive_size(model_args, "n_kv_heads", head_count),
         "vocab_size": _positive_size(model_args, "vocab_size"),
         "tie_word_embeddings": False,
     }
@@ -362,14 +362,14 @@ def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     if model_args.get("use_swiglu") is not True:
         raise InputError(f"use_swiglu: {short_repr(model_args.get('use_swiglu'))}; expected true, for a gated network")
     has_latent_attention = model_args.get("attention_type") == "mla"
-    heads, hidden_size = _positive_size(model_args, "head_num"), _positive_size(model_args, "hidden_size")
+    head_count, hidden_size = _positive_size(model_args, "head_num"), _positive_size(model_args, "hidden_size")
     config: dict[str, Any] = {
         "model_type": "deepseek_v3" if has_latent_attention else "llama",
         "hidden_size": hidden_size,
         "intermediate_size": _positive_size(model_args, "intermediate_size"),
         "num_hidden_layers": _positive_size(model_args, "layer_num"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": _positive_size(model_args, "kv_head_num", heads),
+        "num_attention_heads": head_count,
+        "num_key_value_heads": _positive_size(model_args, "kv_head_num", head_count),
         "vocab_size": _positive_size(model_args, "vocab_size"),
         "max_position_embeddings": None,
         "tie_word_embeddings": False,

@@ -57,24 +57,24 @@ def attention(config: Config, **other_fields: Any) -> Table:
 
     other_fields: added to or replacing the others.
     """
-    heads = config.integer("num_attention_heads")
-    kv_heads = config.optional_integer("num_key_value_heads")
+    head_count = config.integer("num_attention_heads")
+    kv_head_count = config.optional_integer("num_key_value_heads")
     head_dim = config.optional_integer("head_dim")
-    attention_fields: Table = {"num_attention_heads": heads, "head_dim": head_dim, "position": rope(config)}
-    if kv_heads is not None and kv_heads != heads:
-        attention_fields["num_key_value_heads"] = kv_heads
+    attention_fields: Table = {"num_attention_heads": head_count, "head_dim": head_dim, "position": rope(config)}
+    if kv_head_count is not None and kv_head_count != head_count:
+        attention_fields["num_key_value_heads"] = kv_head_count
     return {name: value for name, value in {**attention_fields, **other_fields}.items() if value is not None}
 
 
 def plain_attention(config: Config) -> Table:
     """Returns attention without positions; heads divide the layer's width unless `head_dim` states another size."""
-    hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    kv_heads = config.optional_integer("num_key_value_heads") or heads
-    if heads % kv_heads:
-        raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-    head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, heads)
-    kv_field = {} if kv_heads == heads else {"num_key_value_heads": kv_heads}
-    return {"num_attention_heads": heads, "head_dim": head_dim, **kv_field, **attention_biases(config)}
+    hidden_size, head_count = config.integer("hidden_size"), config.integer("num_attention_heads")
+    kv_head_count = config.optional_integer("num_key_value_heads") or head_count
+    if head_count % kv_head_count:
+        raise config.error("num_key_value_heads", kv_head_count, f"a divisor of num_attention_heads ({head_count})")
+    head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, head_count)
+    kv_field = {} if kv_head_count == head_count else {"num_key_value_heads": kv_head_count}
+    return {"num_attention_heads": head_count, "head_dim": head_dim, **kv_field, **attention_biases(config)}
 
 
 def rope(
@@ -581,11 +581,11 @@ def sliding_stack(
     sliding_fields, full_fields: fields of the attention of such a layer that differ from the block, as in
         `{"position": "none"}`.
     """
-    window = config.optional_integer("sliding_window")
+    window_size = config.optional_integer("sliding_window")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
-    if window is None or ("sliding" not in layer_kinds and not full_fields):
+    if window_size is None or ("sliding" not in layer_kinds and not full_fields):
         return {}
-    sliding = {"attention": {"sliding_window": window, **(sliding_fields or {})}}
+    sliding = {"attention": {"sliding_window": window_size, **(sliding_fields or {})}}
     layer_changes: Table = {"full": {"attention": full_fields or {}}, "sliding": sliding}
     return stack_of_variants(layer_changes, layer_kinds)
 
@@ -606,9 +606,9 @@ def bidirectional_stack(stack: Table, distance_of_window: Callable[[int], int]) 
     """
     layer_variants = {layer_kind: dict(layer) for layer_kind, layer in stack.get("variants", {}).items()}
     for layer in (stack["block"], *layer_variants.values()):
-        window = layer.get("attention", {}).get("sliding_window")
-        if window is not None:
-            layer["attention"] = {**layer["attention"], "sliding_window": 2 * distance_of_window(window) + 1}
+        window_size = layer.get("attention", {}).get("sliding_window")
+        if window_size is not None:
+            layer["attention"] = {**layer["attention"], "sliding_window": 2 * distance_of_window(window_size) + 1}
     return {**stack, **({"variants": layer_variants} if layer_variants else {})}
 
 

@@ -86,11 +86,14 @@ def _read_moss(root_config: Config, config: Config, text_hidden_size: int, **mer
 
 def _read_glmasr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads GLM-ASR: Whisper's encoder with RoPE instead of its positions, and an inner width of twice the text's."""
-    hidden_size, heads, norm = config.integer("hidden_size"), config.integer("num_attention_heads"), layernorm()
-    kv_heads = config.optional_integer("num_key_value_heads") or heads
-    config.quotient("num_key_value_heads", heads, kv_heads)
+    hidden_size, head_count, norm = config.integer("hidden_size"), config.integer("num_attention_heads"), layernorm()
+    kv_head_count = config.optional_integer("num_key_value_heads") or head_count
+    config.quotient("num_key_value_heads", head_count, kv_head_count)
     attention = self_attention(
-        config, num_key_value_heads=kv_heads, position=rope(config, 0.5), **biases(True, "q_bias", "v_bias", "o_bias")
+        config,
+        num_key_value_heads=kv_head_count,
+        position=rope(config, 0.5),
+        **biases(True, "q_bias", "v_bias", "o_bias"),
     )
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     clip_rule = {"type": "clips", "frames": WHISPER_FRAMES, "several": True, "max_clips": GLM_CLIPS}
@@ -182,10 +185,10 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
     """
     if config.has("head_dim"):
         raise config.field_error("head_dim", "none: hidden_size / num_attention_heads is what is counted")
-    hidden_size, heads, time_reduction = config.integer_fields(
+    hidden_size, head_count, time_reduction = config.integer_fields(
         "hidden_size", "num_attention_heads", "time_reduction"
     ).values()
-    config.quotient("num_attention_heads", hidden_size, heads)
+    config.quotient("num_attention_heads", hidden_size, head_count)
     config.require("ext_pw_out_channel", hidden_size)
     config.require("depthwise_separable_out_channel", hidden_size)
     if time_reduction % 2:
@@ -220,7 +223,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
         "hidden_size": hidden_size,
         "subsampling": subsampling_table,
         "num_hidden_layers": config.integer("num_blocks"),
-        "attention": {"num_attention_heads": heads, "bias": True},
+        "attention": {"num_attention_heads": head_count, "bias": True},
         "convolution": convolution,
         "feed_forward": glu(config, bias=True, activation_field="activation"),
         "norm": layernorm(),

@@ -110,9 +110,9 @@ def _read_llama4(root_config: Config, config: Config, text_hidden_size: int) -> 
 
 def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads LFM3-VL: gated convolutions over the grid of patches, and some attention layers."""
-    norm, kv_heads = rmsnorm(config.number("norm_eps")), config.integer("num_key_value_heads")
-    config.quotient("num_key_value_heads", config.integer("num_attention_heads"), kv_heads)
-    attention = self_attention(config, num_key_value_heads=kv_heads, **ROTARY_POSITION, **qk_norm_fields(norm))
+    norm, kv_head_count = rmsnorm(config.number("norm_eps")), config.integer("num_key_value_heads")
+    config.quotient("num_key_value_heads", config.integer("num_attention_heads"), kv_head_count)
+    attention = self_attention(config, num_key_value_heads=kv_head_count, **ROTARY_POSITION, **qk_norm_fields(norm))
     kernel_size = config.integer("conv_kernel_size")
     if kernel_size % 2 == 0:
         raise config.error("conv_kernel_size", kernel_size, "an odd number")

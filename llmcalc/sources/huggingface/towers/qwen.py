@@ -95,10 +95,10 @@ def _window_stack(config: Config) -> Table:
 def _read_exaone(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads EXAONE 4.5: like Qwen2.5-VL, with fewer heads of keys and values than of queries."""
     towers = read_qwen2_5(root_config, config, text_hidden_size)
-    heads, kv_heads = config.integer("num_heads"), config.integer("num_key_value_heads")
-    config.quotient("num_key_value_heads", heads, kv_heads)
+    head_count, kv_head_count = config.integer("num_heads"), config.integer("num_key_value_heads")
+    config.quotient("num_key_value_heads", head_count, kv_head_count)
     attention = towers["visual"]["stack"]["block"]["attention"]
-    attention["num_key_value_heads"] = kv_heads
+    attention["num_key_value_heads"] = kv_head_count
     return towers
 
 

@@ -139,9 +139,9 @@ def _read_big_bird(config: Config) -> Table:
     block_sparse_note(config)
     model_fields = read_bert(config)
     stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     stack["block"]["attention"] = {
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         **biases(config.flag("use_bias"), *QKV_BIASES),
         "o_bias": True,
     }
@@ -184,9 +184,9 @@ def bert_block(config: Config, norm: Table | None = None) -> Table:
         "position_embedding_type"
     ):  # earlier versions: relative positions have their own weights; ALiBi of other code has no table
         config.require("position_embedding_type", "absolute")
-    heads = config.integer("num_attention_heads")
-    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
-    return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)}, **_ffn_fields(config, norm)}
+    head_count = config.integer("num_attention_heads")
+    config.quotient("num_attention_heads", config.integer("hidden_size"), head_count)
+    return {"attention": {"num_attention_heads": head_count, **biases(True, *QKVO_BIASES)}, **_ffn_fields(config, norm)}
 
 
 def _ffn_fields(config: Config, norm: Table | None = None) -> Table:

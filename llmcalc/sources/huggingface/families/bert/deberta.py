@@ -27,8 +27,8 @@ def _read_deberta(config: Config) -> Table:
     config.require("talking_head", None, False)
     block, largest_distance = bert_block(config), _largest_distance(config)
     block["attention"].pop("k_bias")
-    position = {"max_relative_positions": largest_distance, "key_bias": False, "within_sequence": True}
-    return _deberta_model(config, block, largest_distance, position, None)
+    position_encoding = {"max_relative_positions": largest_distance, "key_bias": False, "within_sequence": True}
+    return _deberta_model(config, block, largest_distance, position_encoding, None)
 
 
 def _read_deberta_v2(config: Config) -> Table:
@@ -41,9 +41,13 @@ def _read_deberta_v2(config: Config) -> Table:
     bucket_fields = {"position_buckets": bucket_count} if is_json_integer(bucket_count) and bucket_count > 0 else {}
     norm = layernorm(config.number("layer_norm_eps")) if "layer_norm" in _listed_names(config, "norm_rel_ebd") else None
     share_att_key = config.get("share_att_key") is True
-    position: Table = {"max_relative_positions": largest_distance, **bucket_fields, "share_att_key": share_att_key}
+    position_encoding: Table = {
+        "max_relative_positions": largest_distance,
+        **bucket_fields,
+        "share_att_key": share_att_key,
+    }
     position_buckets = bucket_fields.get("position_buckets", largest_distance)
-    return _deberta_model(config, block, position_buckets, position, norm, _side_convolution(config))
+    return _deberta_model(config, block, position_buckets, position_encoding, norm, _side_convolution(config))
 
 
 def _side_convolution(config: Config) -> Table:
@@ -136,10 +140,10 @@ def _disentangled_position(config_values: ConfigValues) -> Any:
 
 def _position_terms(config_values: ConfigValues) -> list[str]:
     try:
-        position = _disentangled_position(config_values)
+        disentangled_scores = _disentangled_position(config_values)
     except AbsentValue:
         return []
-    return [score_term for score_term in ("c2p", "p2c") if getattr(position, score_term)]
+    return [score_term for score_term in ("c2p", "p2c") if getattr(disentangled_scores, score_term)]
 
 
 def _side_convolution_field(field_name: str) -> FieldWriter:

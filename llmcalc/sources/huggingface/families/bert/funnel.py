@@ -33,14 +33,14 @@ MAX_BLOCKS = 8
 def _read_funnel(config: Config) -> Table:
     config.require("attention_type", "relative_shift")
     block_sizes, block_repeats = config.integers("block_sizes"), _block_repeats(config)
-    heads, norm = config.integer("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
+    head_count, norm = config.integer("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
     separates_cls, decoder_depth = config.flag("separate_cls"), config.count("num_decoder_layers")
     class_name, activation = class_name_of_config(config), config.choice(ACTIVATIONS, "hidden_act")
     if class_name.endswith("BaseModel") or scores_sequences(config):
         decoder_depth = 0
     block = {
         "type": "funnel",
-        "attention": {"type": "funnel", "num_attention_heads": heads, "head_dim": config.integer("d_head")},
+        "attention": {"type": "funnel", "num_attention_heads": head_count, "head_dim": config.integer("d_head")},
         "feed_forward": mlp(config.integer("d_inner"), activation),
         "norm": norm,
         "separate_cls": separates_cls,

@@ -18,15 +18,15 @@ def _read_mobilebert(config: Config) -> Table:
     hidden_size = config.integer("hidden_size")
     bottleneck_width = config.integer("intra_bottleneck_size")
     config.require_if_present("true_hidden_size", bottleneck_width)
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     norm_tables = {"no_norm": {"type": "affine"}, "layer_norm": layernorm(config.number("layer_norm_eps"))}
     norm, embedding_size = config.choice(norm_tables, "normalization_type"), config.integer("embedding_size")
     if embedding_size > hidden_size:
         raise config.error("embedding_size", embedding_size, f"at most hidden_size ({hidden_size})")
-    head_dim = config.quotient("num_attention_heads", bottleneck_width, heads)
+    head_dim = config.quotient("num_attention_heads", bottleneck_width, head_count)
     block = {
         "type": "bottleneck",
-        "attention": {"num_attention_heads": heads, "head_dim": head_dim, **biases(True, *QKVO_BIASES)},
+        "attention": {"num_attention_heads": head_count, "head_dim": head_dim, **biases(True, *QKVO_BIASES)},
         "feed_forward": mlp(config.integer("intermediate_size"), bert_activation(config)),
         "norm": norm,
         "norm_placement": "post",

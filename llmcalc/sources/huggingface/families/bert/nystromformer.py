@@ -58,9 +58,13 @@ def _read_mra(config: Config) -> Table:
         "blocks": min(block_rows * config.integer("block_per_row"), block_rows**2),
         "approximated": config.choice({"full": True, "sparse": False}, "approx_mode"),
     }
-    position = {"type": "learned", "max_position_embeddings": config.integer("max_position_embeddings"), "offset": 2}
+    position_encoding = {
+        "type": "learned",
+        "max_position_embeddings": config.integer("max_position_embeddings"),
+        "offset": 2,
+    }
     activation = bert_activation(config)
-    stack = bert_stack(config, position)
+    stack = bert_stack(config, position_encoding)
     return encoder(config, block, stack, bert_head(config, activation), bert_score_head(activation), label_count=2)
 
 
@@ -84,9 +88,9 @@ def _bert_with_convolution(config: Config, field_name: str) -> Table:
             raise config.error(field_name, kernel_size, "an odd number: the class adds as many rows as it reads")
         block["attention"]["value_convolution"] = {"conv_kernel_size": kernel_size}
     position_rows = config.integer("max_position_embeddings")
-    position = {"type": "learned", "max_position_embeddings": position_rows, "offset": 2}
+    position_encoding = {"type": "learned", "max_position_embeddings": position_rows, "offset": 2}
     activation = bert_activation(config)
-    stack, head = bert_stack(config, position), bert_head(config, activation)
+    stack, head = bert_stack(config, position_encoding), bert_head(config, activation)
     return encoder(config, block, stack, head, bert_score_head(activation), label_count=2)
 
 

@@ -50,7 +50,7 @@ def _read_perceiver(config: Config) -> Table:
         num_cross_attention_heads, cross_qk_channels, v_channels or cross_qk_channels, "num_cross_attention_heads"
     )
     num_self_attention_heads = config.integer("num_self_attention_heads")
-    mixer = attention(
+    attention_table = attention(
         num_self_attention_heads, input_qk_channels, v_channels or input_qk_channels, "num_self_attention_heads"
     )
     if (v_channels or input_qk_channels) != latent_size:
@@ -77,7 +77,7 @@ def _read_perceiver(config: Config) -> Table:
         },
     }
     feed_forward = network(latent_size, "self_attention_widening_factor")
-    block = {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"}
+    block = {"attention": attention_table, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"}
     embedding_fields = {"embedding_size": input_width} if input_width != latent_size else {}
     stack = {
         **_layers_of_every_block(config),

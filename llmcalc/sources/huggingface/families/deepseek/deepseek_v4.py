@@ -39,13 +39,13 @@ def _read_deepseek_v4(config: Config) -> Table:
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     expert_width = config.integer("moe_intermediate_size", "intermediate_size")
     field_names = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
-    position: Table = full_rope(config)
-    mixer: Table = {
+    position_encoding: Table = full_rope(config)
+    token_mixer: Table = {
         "type": "compressed",
         **{field_name: config.integer(field_name) for field_name in field_names},
         "qk_rope_head_dim": _rotary_dims(config),
         "norm": norm,
-        "position": position,
+        "position": position_encoding,
     }
     indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     compression_rates = _compression_rates(config)
@@ -67,7 +67,7 @@ def _read_deepseek_v4(config: Config) -> Table:
         "moe": {"feed_forward": {"router": {"score_correction": "buffer"}}},
     }
     block = {
-        "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm,
+        "type": "hyper", "attention": token_mixer, "feed_forward": experts, "norm": norm,
         **config.integer_fields("hc_mult", "hc_sinkhorn_iters"),
     }  # fmt: skip
     stack = stack_of_combined_kinds(

@@ -33,13 +33,13 @@ def _read_dots3_note_text(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     config.integer("q_lora_rank")
-    mixer = latent_attention(config, output_gate={"per": "head"}, key_norm=True, norm=norm)
+    attention_table = latent_attention(config, output_gate={"per": "head"}, key_norm=True, norm=norm)
     shared_width = config.integer("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
     shared_width *= config.integer("n_shared_experts")
     experts = gated_experts(config, None, shared_width, ("n_routed_experts",), **SIGMOID_ROUTING)
     sliding = {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}}
     layer_changes: Table = {"full": {}, "indexed": {"attention": {"indexer": indexer_table}}, "sliding": sliding}
-    block = layer_table(mixer, glu(config), norm)
+    block = layer_table(attention_table, glu(config), norm)
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder_of_kinds(
         config, block, norm, (_attention_kinds(config, depth), layer_changes), (_ffn_kinds(config, depth), ffn_kinds)

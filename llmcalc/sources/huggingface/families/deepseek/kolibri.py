@@ -55,11 +55,13 @@ def _read_flint(config: Config) -> Table:
     sliding = {"attention": {"sliding_window": config.integer("sliding_window")}}
     kinds_and_changes = (attention_kinds, {"full": {"attention": NO_POSITIONS}, "sliding": sliding})
     attention_fields = {"sinks": True, "float32_scores": True}
-    mixer = attention(config, **attention_fields, **attention_biases(config), **qk_norm_fields(norm))
+    attention_table = attention(config, **attention_fields, **attention_biases(config), **qk_norm_fields(norm))
     shared_expert = glu(config, ffn_width=config.integer("shared_expert_intermediate_size"))
     expert_fields = {"shared_expert": shared_expert, "router": {"scoring_func": "sigmoid"}}
     expert_count = config.count("num_experts")
-    return qwen_moe_decoder(config, expert_count, mixer, expert_fields, kinds_and_changes, float32_product=True)
+    return qwen_moe_decoder(
+        config, expert_count, attention_table, expert_fields, kinds_and_changes, float32_product=True
+    )
 
 
 FAMILIES = {

@@ -27,7 +27,7 @@ def _read_mistral_large4_text(config: Config) -> Table:
         "input_norm": layernorm(1e-6),
         "position_scale": True,
     }
-    mixer = latent_attention(config, q_lora_rank=None, norm=norm, position_scale=True, indexer=indexer_table)
+    attention_table = latent_attention(config, q_lora_rank=None, norm=norm, position_scale=True, indexer=indexer_table)
     position_kinds = _position_kinds(config, depth)
     qk_nope_head_dim = config.integer("qk_nope_head_dim") + rotary_dim
     nope = {"mla_use_nope": True, "qk_rope_head_dim": 0, "qk_nope_head_dim": qk_nope_head_dim}
@@ -36,7 +36,7 @@ def _read_mistral_large4_text(config: Config) -> Table:
     latent_kinds = _latent_layer_kinds(config, position_kinds)
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     experts = routed_experts(config, expert_count_names=("num_experts", "num_local_experts"))
-    block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
+    block = layer_table(attention_table, glu(config) if "dense" in ffn_kinds else experts, norm)
     combined_kinds = list(zip(position_kinds, layer_indexers, latent_kinds, strict=True))
     layer_configs: Table = {}
     for position_kind, indexer_kind, latent_kind in combined_kinds:

@@ -42,8 +42,10 @@ def _read_eagle(config: Config) -> Table:
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
     has_bias = config.flag("attention_bias")
-    mixer = attention(config, **biases(config.flag("qkv_bias") or has_bias, *QKV_BIASES), **biases(has_bias, "o_bias"))
-    block = layer_table(mixer, glu(config), norm)
+    attention_table = attention(
+        config, **biases(config.flag("qkv_bias") or has_bias, *QKV_BIASES), **biases(has_bias, "o_bias")
+    )
+    block = layer_table(attention_table, glu(config), norm)
     bias_field = "bias" if config.get("fusion_bias") is None else "fusion_bias"
     config.fields_read.update(("bias", "fusion_bias"))
     target_states = {"type": "target_states", "start": "joined", "states": 1, "bias": config.flag(bias_field)}
@@ -91,8 +93,8 @@ def _read_eagle3_gpt_oss(config: Config) -> Table:
 
 def _attention(config: Config, has_qk_norm: bool) -> Table:
     """Returns the draft's grouped-query attention with an explicit head size, as the layer's input is wider."""
-    hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, heads)
+    hidden_size, head_count = config.integer("hidden_size"), config.integer("num_attention_heads")
+    head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, head_count)
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if has_qk_norm else {}
     return attention(config, head_dim=head_dim, **attention_biases(config), **qk_norms)
 

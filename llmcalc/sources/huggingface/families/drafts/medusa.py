@@ -25,18 +25,23 @@ def _read_medusa(config: Config) -> Table:
             "hidden_size, vocab_size: missing, as in all configs of FasterDecoding's Medusa; expected both in the "
             f"file, as in the config of the target {target_model}"
         )
-    heads = {
+    head_fields = {
         "num_heads": config.integer(*HEAD_COUNT_FIELDS),
         "num_layers": config.integer(*LAYER_COUNT_FIELDS),
         "bias": is_published_class or config.flag("medusa_fc_bias"),
         "shared_projection": config.flag("original_lm_head"),
     }
     config.fields_read.update(("medusa_fc_bias", "base_model_name_or_path"))
-    if is_published_class and heads["num_layers"] > 1:
-        raise config.error("medusa_num_layers", heads["num_layers"], "1, for more layers of a head have one weight")
+    if is_published_class and head_fields["num_layers"] > 1:
+        raise config.error(
+            "medusa_num_layers", head_fields["num_layers"], "1, for more layers of a head have one weight"
+        )
     vocab_size = config.integer("vocab_size")
     scored_vocab_size = config.count("truncated_vocab_size") or vocab_size  # 0 for the whole vocabulary in speculators
-    head = {"medusa": heads, **({} if scored_vocab_size == vocab_size else {"draft_vocab_size": scored_vocab_size})}
+    head = {
+        "medusa": head_fields,
+        **({} if scored_vocab_size == vocab_size else {"draft_vocab_size": scored_vocab_size}),
+    }
     return _model_of_heads(config, head)
 
 

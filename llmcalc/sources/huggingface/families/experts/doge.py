@@ -19,22 +19,24 @@ def _read_doge(config: Config) -> Table:
     # a field of the first checkpoints' own code; the class reads mlp_bias
     config.require_if_present("hidden_bias", False)
     hidden_size = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer: Table = {
+    attention_table: Table = {
         "type": "dynamic_mask",
-        "num_attention_heads": heads,
-        "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
-        "head_dim": config.optional_integer("head_dim") or _head_dim(config, hidden_size, heads),
+        "num_attention_heads": head_count,
+        "num_key_value_heads": config.optional_integer("num_key_value_heads") or head_count,
+        "head_dim": config.optional_integer("head_dim") or _head_dim(config, hidden_size, head_count),
         "keep_window_size": config.integer("keep_window_size"),
         "attention_bias": config.flag("attention_bias"),
         "norm": norm,
         "position": rope(config),
     }
     if config.optional_integer("sliding_window") is not None:
-        mixer["sliding_window"] = config.integer("sliding_window")
+        attention_table["sliding_window"] = config.integer("sliding_window")
     dense_ffn = glu(config, config.flag("mlp_bias"))
-    block = layer_table(mixer, _product_key_moe(config, dense_ffn) if config.flag("is_moe") else dense_ffn, norm)
+    block = layer_table(
+        attention_table, _product_key_moe(config, dense_ffn) if config.flag("is_moe") else dense_ffn, norm
+    )
     return decoder(config, {**block, "residual_scale": "residual"}, norm)
 
 

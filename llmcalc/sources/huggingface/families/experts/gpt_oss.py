@@ -38,9 +38,9 @@ def _gpt_oss_layer(config: Config, expert: Table, **attention_fields: Any) -> Ta
     """Returns a layer of gpt-oss. attention_fields: additional fields of the layer's attention."""
     num_local_experts = config.integer("num_local_experts", "num_experts")
     experts = moe(num_local_experts, config.integer("num_experts_per_tok"), expert, router={"bias": True})
-    mixer = attention(config, sinks=True, **attention_biases(config), **attention_fields)
+    attention_table = attention(config, sinks=True, **attention_biases(config), **attention_fields)
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    return layer_table(mixer, experts, norm)
+    return layer_table(attention_table, experts, norm)
 
 
 def _read_privacy_filter(config: Config) -> Table:

@@ -26,12 +26,12 @@ def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> 
     """
     config.require("sliding_window", None)
     config.require("shared_intermediate_size", None, 0)
-    heads, norm = config.integer("num_attention_heads"), rmsnorm(config.number("rms_norm_eps"))
+    head_count, norm = config.integer("num_attention_heads"), rmsnorm(config.number("rms_norm_eps"))
     lightning_fields = {
         "type": "lightning",
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         "head_dim": config.optional_integer("head_dim")
-        or config.quotient("num_attention_heads", config.integer("hidden_size"), heads),
+        or config.quotient("num_attention_heads", config.integer("hidden_size"), head_count),
         "block_size": config.integer("block_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }

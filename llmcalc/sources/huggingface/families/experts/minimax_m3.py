@@ -74,8 +74,8 @@ def _read_minimax_m3(config: Config) -> Table:
     else:
         ffn_kinds = ["moe"] * depth
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ffn_kinds)
-    position = {**full_rope(config), "rotary_dim": config.integer("rotary_dim")}
-    mixer = attention(config, position=position, **qk_norm_fields(norm))
+    position_encoding = {**full_rope(config), "rotary_dim": config.integer("rotary_dim")}
+    attention_table = attention(config, position=position_encoding, **qk_norm_fields(norm))
     experts = moe(
         config.integer("num_local_experts", "num_experts"),
         config.integer("num_experts_per_tok"),
@@ -83,7 +83,7 @@ def _read_minimax_m3(config: Config) -> Table:
         _swiglu(config, "shared_intermediate_size"),
         **SIGMOID_ROUTING,
     )
-    block = layer_table(mixer, experts, norm)
+    block = layer_table(attention_table, experts, norm)
     attention_changes: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer_table, "norm": norm}}}}
     dense_ffn: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
     dense = {"feed_forward": dense_ffn}

@@ -22,8 +22,8 @@ DENOISING_NOTE = (
 def _read_diffusion_gemma_text(config: Config) -> Table:
     norm, layer_kinds, mixer = gemma4_attention(config)
     config.require("use_bidirectional_attention", None, "vision")
-    position = {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None}
-    window_fields: Table = {"sliding_window": config.integer("sliding_window"), "position": position}
+    position_encoding = {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None}
+    window_fields: Table = {"sliding_window": config.integer("sliding_window"), "position": position_encoding}
     dense_ffn = glu(config, activation_field="hidden_activation")
     experts = moe(
         config.integer("num_experts"),
@@ -50,10 +50,12 @@ def _read_diffusion_gemma_text(config: Config) -> Table:
 
 def _head_sizes(config: Config, layer_kinds: list[str]) -> list[Table]:
     """Returns, for each layer, the head sizes in which it differs from the common head sizes."""
-    heads = config.optional_integer("num_global_key_value_heads")
+    head_count = config.optional_integer("num_global_key_value_heads")
     full_head_dim = config.integer("global_head_dim") if config.has("global_head_dim") else 512
     return head_sizes(
-        config, layer_kinds, {"head_dim": full_head_dim, **({} if heads is None else {"num_key_value_heads": heads})}
+        config,
+        layer_kinds,
+        {"head_dim": full_head_dim, **({} if head_count is None else {"num_key_value_heads": head_count})},
     )
 
 

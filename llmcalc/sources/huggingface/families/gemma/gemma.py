@@ -82,11 +82,13 @@ def local_theta(config: Config) -> float:
 
 def _read_gemma3(config: Config) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    mixer = _gemma_attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm_fields(norm))
+    attention_table = _gemma_attention(
+        config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm_fields(norm)
+    )
     depth = config.integer("num_hidden_layers")
     layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)
     stack = sliding_stack(config, layer_kinds, sliding_fields={"position": {"rope_theta": local_theta(config)}})
-    return gemma_decoder(config, mixer, "sandwich", stack)
+    return gemma_decoder(config, attention_table, "sandwich", stack)
 
 
 IGNORED_FIELDS = frozenset({"cache_implementation", "rope_local_base_freq", "sliding_window_size", "num_image_tokens"})

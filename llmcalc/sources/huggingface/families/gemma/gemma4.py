@@ -42,9 +42,12 @@ if TYPE_CHECKING:
 
 def _full_attention_head_fields(config: Config, layer_kinds: list[str]) -> list[Table]:
     """Returns, for each layer, the head sizes that differ from the common ones: `global_` fields in full layers."""
-    kv_heads = config.optional_integer("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
+    kv_head_count = config.optional_integer("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
     head_dim = config.integer("global_head_dim")
-    full_fields: Table = {"head_dim": head_dim, **({} if kv_heads is None else {"num_key_value_heads": kv_heads})}
+    full_fields: Table = {
+        "head_dim": head_dim,
+        **({} if kv_head_count is None else {"num_key_value_heads": kv_head_count}),
+    }
     return head_sizes(config, layer_kinds, full_fields)
 
 
@@ -71,25 +74,25 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_fi
     wider_ffn_field: the FFN of twice the width in layers with shared keys and values.
     """
     depth = config.integer("num_hidden_layers")
-    window = config.integer("sliding_window")
+    window_size = config.integer("sliding_window")
     shared_layer_count = config.count("num_kv_shared_layers")
     check_shared_layers(config, layer_kinds, shared_layer_count)
     has_double_wide_mlp = config.flag("use_double_wide_mlp")
     layers: list[tuple[str, Table]] = []
     layer_head_sizes = _full_attention_head_fields(config, layer_kinds)
     for layer_index, layer_kind in enumerate(layer_kinds):
-        mixer: Table = dict(layer_head_sizes[layer_index])
+        token_mixer: Table = dict(layer_head_sizes[layer_index])
         if layer_kind == "sliding":
-            position = {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None}
-            mixer |= {"sliding_window": window, "position": position}
+            position_encoding = {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None}
+            token_mixer |= {"sliding_window": window_size, "position": position_encoding}
         elif config.flag("attention_k_eq_v"):
-            mixer["attention_k_eq_v"] = True
-        layer: Table = {"attention": mixer}
+            token_mixer["attention_k_eq_v"] = True
+        layer: Table = {"attention": token_mixer}
         if shared_layer_count and layer_index >= depth - shared_layer_count:
-            mixer["kv_shared"] = True
+            token_mixer["kv_shared"] = True
             if has_double_wide_mlp:
                 layer[wider_ffn_field] = {"intermediate_size": 2 * config.integer("intermediate_size")}
-        layers.append((f"{layer_kind}_shared" if "kv_shared" in mixer else layer_kind, layer))
+        layers.append((f"{layer_kind}_shared" if "kv_shared" in token_mixer else layer_kind, layer))
     return stack_of_layers(layers)
 
 
@@ -106,8 +109,10 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
     layer_kinds[-1] = "full"
     rope_fields = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
     v_norm = rmsnorm(norm["eps"], weight=False)
-    mixer = attention(config, position=rope_fields, v_norm=v_norm, **attention_biases(config), **qk_norm_fields(norm))
-    return norm, layer_kinds, mixer
+    attention_table = attention(
+        config, position=rope_fields, v_norm=v_norm, **attention_biases(config), **qk_norm_fields(norm)
+    )
+    return norm, layer_kinds, attention_table
 
 
 def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -> Table:
@@ -159,8 +164,8 @@ def sliding_attention(config_values: ConfigValues) -> Any:
 
 def _full_attention_kv_heads(config_values: ConfigValues) -> int | None:
     """Returns the key/value heads of full-attention layers if their number differs from sliding layers'."""
-    kv_heads: int | None = full_attention(config_values).num_key_value_heads
-    return kv_heads if kv_heads != config_values.mixers[0].num_key_value_heads else None
+    kv_head_count: int | None = full_attention(config_values).num_key_value_heads
+    return kv_head_count if kv_head_count != config_values.mixers[0].num_key_value_heads else None
 
 
 def _per_layer_input_width(config_values: ConfigValues) -> int:

@@ -40,10 +40,12 @@ def _read_stack_config(config: Config, section_name: str, has_cross_attention: b
     """Returns config and stack of the encoder or decoder; for a missing section with the class's defaults."""
     stack_config = config.section(section_name, STACK_DEFAULTS)
     norm = offset_rmsnorm(stack_config.number("rms_norm_eps"))
-    mixer = attention(stack_config, **score_cap_fields(stack_config), **attention_biases(stack_config))
-    block: Table = layer_table(mixer, glu(stack_config, activation_field="hidden_activation"), norm, "sandwich")
+    attention_table = attention(stack_config, **score_cap_fields(stack_config), **attention_biases(stack_config))
+    block: Table = layer_table(
+        attention_table, glu(stack_config, activation_field="hidden_activation"), norm, "sandwich"
+    )
     if has_cross_attention:
-        block["cross_attention"] = {name: value for name, value in mixer.items() if name != "position"}
+        block["cross_attention"] = {name: value for name, value in attention_table.items() if name != "position"}
     depth = stack_config.integer("num_hidden_layers")
     stack: Table = {
         "num_hidden_layers": depth,
@@ -131,24 +133,24 @@ def _stack_fields(config: Config, has_merged_attention: bool = False) -> Table:
     has_bias = config.flag("attention_bias")
     position_field = {"position": {"rope_theta": 1_000_000.0, **rope(config, layer_kind="full_attention")}}
     if has_merged_attention:
-        heads = config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim")
-        mixer: Table = {
+        head_fields = config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim")
+        token_mixer: Table = {
             "type": "merged",
-            **heads,
+            **head_fields,
             "attention_bias": has_bias,
             "norm": norm,
             **position_field,
             **score_cap_fields(config),
         }
     else:
-        mixer = attention(
+        token_mixer = attention(
             config,
             **position_field,
             **score_cap_fields(config),
             **qk_norm_fields(norm),
             **biases(has_bias, *QKVO_BIASES),
         )
-    block: Table = layer_table(mixer, glu(config, activation_field="hidden_activation"), norm, "sandwich")
+    block: Table = layer_table(token_mixer, glu(config, activation_field="hidden_activation"), norm, "sandwich")
     layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)
     local_attention_fields = {"position": {"rope_theta": local_theta(config)}}
     return {

@@ -28,11 +28,11 @@ def _read_evolla(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     hidden_size = config.integer("hidden_size")
     depth = config.integer("num_hidden_layers")
-    heads = config.integer("num_attention_heads")
-    config.quotient("num_attention_heads", hidden_size, heads)
+    head_count = config.integer("num_attention_heads")
+    config.quotient("num_attention_heads", hidden_size, head_count)
     block = layer_table(attention(config, **attention_biases(config)), glu(config, config.flag("mlp_bias")), norm)
     cross_attention = {
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         **biases(True, "q_bias", "k_bias", "v_bias"),
         **biases(config.flag("aligner_enable_bias"), "o_bias"),
     }

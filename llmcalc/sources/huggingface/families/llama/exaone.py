@@ -55,7 +55,7 @@ def _read_exaone_moe(config: Config) -> Table:
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
     depth = config.integer("num_hidden_layers")
-    window = config.optional_integer("sliding_window")
+    window_size = config.optional_integer("sliding_window")
     dense_layer_count = config.count("first_k_dense_replace")
     default_layer_kinds = ["dense" if layer_index < dense_layer_count else "sparse" for layer_index in range(depth)]
     ffn_kinds = listed_kinds(config, "mlp_layer_types", {"dense": "dense", "sparse": "sparse"}, default_layer_kinds)
@@ -65,8 +65,8 @@ def _read_exaone_moe(config: Config) -> Table:
     expert_width, shared_expert_count = config.integer("moe_intermediate_size"), config.count("num_shared_experts")
     router = {"score_correction": "buffer", "scoring_func": "sigmoid"}
     experts = gated_experts(config, expert_width, expert_width * shared_expert_count, router=router)
-    sliding = {} if window is None else {"sliding_window": window}
-    attention_changes: Table = {"sliding": sliding, "full": {} if window is None else {"position": "none"}}
+    sliding = {} if window_size is None else {"sliding_window": window_size}
+    attention_changes: Table = {"sliding": sliding, "full": {} if window_size is None else {"position": "none"}}
     dense_network: Table = {"feed_forward": {"type": "mlp", **glu(config)}}
     layer_variants: Table = {}
     for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):

@@ -49,14 +49,16 @@ def sliding_variants(config: Config, reads_layer_types: bool = False) -> Table:
         return {}
     depth = config.integer("num_hidden_layers")
     uses_window = config.flag("use_sliding_window") if "use_sliding_window" in config.defaults else True
-    window = config.optional_integer("sliding_window") if uses_window else None  # without windows also 0 in some files
+    window_size = (
+        config.optional_integer("sliding_window") if uses_window else None
+    )  # without windows also 0 in some files
     first_sliding_layer = config.count("max_window_layers") if "max_window_layers" in config.defaults else 0
     layer_kinds = ["full" if layer_index < first_sliding_layer else "sliding" for layer_index in range(depth)]
     if reads_layer_types or "layer_types" in config.defaults:
         layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds)
-    if window is None:
+    if window_size is None:
         return {}
-    layer_variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
+    layer_variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window_size}}}
     variants = {name: variant for name, variant in layer_variants.items() if name in layer_kinds}
     return {"variants": variants, **layer_pattern(layer_kinds)}
 
@@ -76,8 +78,10 @@ def _read_qwen2(config: Config) -> Table:
 
 
 def _read_qwen3(config: Config) -> Table:
-    mixer = attention(config, **attention_biases(config), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))))
-    return llama_decoder(config, mixer)
+    attention_table = attention(
+        config, **attention_biases(config), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
+    )
+    return llama_decoder(config, attention_table)
 
 
 def _read_cwm(config: Config) -> Table:

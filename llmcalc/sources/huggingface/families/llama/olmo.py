@@ -29,8 +29,8 @@ from ...parts import (
 
 def _read_olmo(config: Config) -> Table:
     norm = layernorm(1e-5, weight=False, float32_product=True)
-    mixer = attention(config, **attention_biases(config))
-    return decoder(config, layer_table(mixer, glu(config), norm), norm)
+    attention_table = attention(config, **attention_biases(config))
+    return decoder(config, layer_table(attention_table, glu(config), norm), norm)
 
 
 def _decoder_with_qk_norm(
@@ -38,8 +38,8 @@ def _decoder_with_qk_norm(
 ) -> Table:
     """Returns a decoder with RMSNorm and a QK-norm over all heads at once. float32_product: as in `Norm`."""
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
-    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm, "projection"))
-    return decoder(config, layer_table(mixer, feed_forward, norm, norm_placement), norm, stack=stack)
+    attention_table = attention(config, **attention_biases(config), **qk_norm_fields(norm, "projection"))
+    return decoder(config, layer_table(attention_table, feed_forward, norm, norm_placement), norm, stack=stack)
 
 
 def _read_olmo3(config: Config) -> Table:

@@ -111,7 +111,7 @@ def _ngram_inputs(config: Config, norm: Table, stream_count: int) -> dict[int, T
     layer_numbers = [] if listed_layers is None else sorted({*config.integers("ple_layer_ids")})
     longest_ngram, heads_per_ngram = config.integer("ngram_size"), config.integer("heads_per_ngram")
     ngram_width = config.optional_integer("ple_embed_dim") or config.integer("hidden_size")
-    heads = (longest_ngram - 1) * heads_per_ngram
+    table_count = (longest_ngram - 1) * heads_per_ngram
     least_prime = config.integer("ngram_vocab_size_base")
     row_divisor = config.integer("make_ngram_vocab_size_divisible_by")
     kernel_size = config.integer("ple_conv_kernel_size")
@@ -119,20 +119,22 @@ def _ngram_inputs(config: Config, norm: Table, stream_count: int) -> dict[int, T
         return {}
     if layer_numbers[-1] > config.integer("num_hidden_layers"):
         raise config.error("ple_layer_ids", layer_numbers, "numbers of layers, from 1 to num_hidden_layers")
-    if heads < 1 or ngram_width % heads:
-        raise config.error("ple_embed_dim", ngram_width, f"a multiple of (ngram_size - 1) · heads_per_ngram = {heads}")
-    if heads * len(layer_numbers) > MAX_TABLES or least_prime > LARGEST_TABLE:
+    if table_count < 1 or ngram_width % table_count:
+        raise config.error(
+            "ple_embed_dim", ngram_width, f"a multiple of (ngram_size - 1) · heads_per_ngram = {table_count}"
+        )
+    if table_count * len(layer_numbers) > MAX_TABLES or least_prime > LARGEST_TABLE:
         raise config.error(
             "ngram_vocab_size_base", least_prime, f"at most {LARGEST_TABLE}, and {MAX_TABLES} hashed heads"
         )
-    table_primes = list(islice(filter(_is_prime, count(least_prime)), heads * len(layer_numbers)))
+    table_primes = list(islice(filter(_is_prime, count(least_prime)), table_count * len(layer_numbers)))
     ngram_inputs = {}
     for i, layer_number in enumerate(layer_numbers):
-        ngram_rows = ceil_div(sum(table_primes[i * heads : (i + 1) * heads]), row_divisor) * row_divisor
+        ngram_rows = ceil_div(sum(table_primes[i * table_count : (i + 1) * table_count]), row_divisor) * row_divisor
         ngram_input = {
             "ngram_rows": ngram_rows,
-            "ngram_heads": heads,
-            "ngram_head_dim": ngram_width // heads,
+            "ngram_heads": table_count,
+            "ngram_head_dim": ngram_width // table_count,
             "streams": stream_count,
             "conv_kernel_size": kernel_size,
             "dilation": longest_ngram,

@@ -272,14 +272,16 @@ def _read_olmo_hybrid(config: Config) -> Table:
     """Reads OLMo Hybrid: full-attention layers have OLMo 3's norms, linear-attention layers pre-norms."""
     depth = config.integer("num_hidden_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    heads = config.integer("num_attention_heads")
-    key_heads = config.optional_integer("linear_num_key_heads") or heads
-    value_heads = config.optional_integer("linear_num_value_heads") or heads
-    key_dim = config.optional_integer("linear_key_head_dim") or floor(config.integer("hidden_size") * 0.75 / key_heads)
+    head_count = config.integer("num_attention_heads")
+    key_head_count = config.optional_integer("linear_num_key_heads") or head_count
+    value_head_count = config.optional_integer("linear_num_value_heads") or head_count
+    key_dim = config.optional_integer("linear_key_head_dim") or floor(
+        config.integer("hidden_size") * 0.75 / key_head_count
+    )
     linear_attention = gated_delta_net(
         config,
-        linear_num_key_heads=key_heads,
-        linear_num_value_heads=value_heads,
+        linear_num_key_heads=key_head_count,
+        linear_num_value_heads=value_head_count,
         linear_key_head_dim=key_dim,
         linear_value_head_dim=config.optional_integer("linear_value_head_dim") or 2 * key_dim,
         linear_allow_neg_eigval=config.flag("linear_allow_neg_eigval"),

@@ -66,13 +66,13 @@ def dense_ffn(config: Config, bias: bool = False, ffn_width: int | None = None) 
 
 def mamba2(config: Config, channels: int, **mixer_fields: Any) -> Table:
     """Returns a Mamba-2 mixer of `channels` channels, from the config fields of Bamba and later models."""
-    heads, norm = config.integer("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
-    head_dim = config.quotient("mamba_n_heads", channels, heads)
+    head_count, norm = config.integer("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
+    head_dim = config.quotient("mamba_n_heads", channels, head_count)
     if config.get("mamba_d_head") not in ("auto", head_dim):
-        raise config.field_error("mamba_d_head", f"auto, or {channels} / {heads} = {head_dim}")
+        raise config.field_error("mamba_d_head", f"auto, or {channels} / {head_count} = {head_dim}")
     state_size = config.integer("mamba_d_state")
     n_groups = config.integer("mamba_n_groups")
-    mamba_fields = {"num_heads": heads, "head_dim": head_dim, "state_size": state_size, "n_groups": n_groups}
+    mamba_fields = {"num_heads": head_count, "head_dim": head_dim, "state_size": state_size, "n_groups": n_groups}
     convolution = {
         "conv_kernel": config.integer("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
@@ -175,14 +175,16 @@ def _read_granitemoehybrid(config: Config) -> Table:
 
 def _read_falcon_h1(config: Config) -> Table:
     expanded_width = _expanded_width(config)
-    channels = config.optional_integer("mamba_d_ssm") or expanded_width
+    channel_count = config.optional_integer("mamba_d_ssm") or expanded_width
     norm = {} if config.flag("mamba_rms_norm") else {"norm": None}
     out_bias = config.flag("projectors_bias")
-    mixer = mamba2(config, channels, out_bias=out_bias, norm_before_gate=config.flag("mamba_norm_before_gate"), **norm)
+    token_mixer = mamba2(
+        config, channel_count, out_bias=out_bias, norm_before_gate=config.flag("mamba_norm_before_gate"), **norm
+    )
     mixer_norm = rmsnorm(config.number("rms_norm_eps"))
     layer_parts = {
         "attention": attention(config, **attention_biases(config)),
-        "state_space": mixer,
+        "state_space": token_mixer,
         "feed_forward": glu(config, config.flag("mlp_bias")),
     }
     return decoder(config, {"type": "hybrid", **layer_parts, "norm": mixer_norm, "norm_placement": "pre"}, mixer_norm)

@@ -31,8 +31,8 @@ CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
 
 def _mixer_tables(config: Config, norm: Table, **attention_fields: Any) -> dict[str, Table]:
-    position = {"rope_theta": 1_000_000.0, **rope(config)}
-    full_attention = attention(config, position=position, **qk_norm_fields(norm), **attention_fields)
+    position_encoding = {"rope_theta": 1_000_000.0, **rope(config)}
+    full_attention = attention(config, position=position_encoding, **qk_norm_fields(norm), **attention_fields)
     conv = {"type": "short_conv", "conv_L_cache": config.integer("conv_L_cache"), "conv_bias": config.flag("conv_bias")}
     return {"conv": conv, "full": {"type": "attention", **full_attention}}
 

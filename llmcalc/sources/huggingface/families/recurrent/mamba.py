@@ -51,14 +51,14 @@ def read_mamba(config: Config, **mixer_fields: Any) -> Table:
 
 def read_mamba2(config: Config) -> Table:
     """Reads Mamba-2, whose heads together are as wide as the expanded model."""
-    heads = config.integer("num_heads")
+    head_count = config.integer("num_heads")
     head_dim = config.integer("head_dim")
     inner_size = config.integer("expand") * config.integer("hidden_size")
-    if heads * head_dim != inner_size:
-        raise config.error("num_heads", heads, f"expand × hidden_size / head_dim = {inner_size} / {head_dim}")
-    mixer = {
+    if head_count * head_dim != inner_size:
+        raise config.error("num_heads", head_count, f"expand × hidden_size / head_dim = {inner_size} / {head_dim}")
+    token_mixer = {
         "type": "mamba2",
-        "num_heads": heads,
+        "num_heads": head_count,
         "head_dim": head_dim,
         **config.integer_fields("state_size", "n_groups"),
     }
@@ -70,7 +70,7 @@ def read_mamba2(config: Config) -> Table:
     hidden_act = config.choice(ACTIVATIONS, "hidden_act")
     other_fields = {**config.integer_fields("conv_kernel", "chunk_size"), "hidden_act": hidden_act}
     norm = rmsnorm(config.number("layer_norm_epsilon"))
-    return _state_space_decoder(config, {**mixer, **bias_fields, **other_fields, "norm": norm})
+    return _state_space_decoder(config, {**token_mixer, **bias_fields, **other_fields, "norm": norm})
 
 
 IGNORED_FIELDS = field_names("""

@@ -53,9 +53,9 @@ KIND_BY_LAYER_NAME = {
 
 def _read_nemotron(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"), unit_offset=True)
-    mixer = attention(config, position=rope(config, 0.5), **attention_biases(config))
+    attention_table = attention(config, position=rope(config, 0.5), **attention_biases(config))
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
-    return decoder(config, layer_table(mixer, ffn, norm), norm)
+    return decoder(config, layer_table(attention_table, ffn, norm), norm)
 
 
 def layer_kinds(config: Config) -> list[str]:
@@ -76,9 +76,9 @@ def layer_kinds(config: Config) -> list[str]:
 
 
 def _mamba(config: Config) -> Table:
-    heads, has_bias = config.integer("mamba_num_heads"), config.flag("use_bias")
+    head_count, has_bias = config.integer("mamba_num_heads"), config.flag("use_bias")
     mamba_fields = {
-        "num_heads": heads,
+        "num_heads": head_count,
         "head_dim": config.integer("mamba_head_dim"),
         "state_size": config.integer("ssm_state_size"),
         "n_groups": config.integer("mamba_n_groups", "n_groups"),

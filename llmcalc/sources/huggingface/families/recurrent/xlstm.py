@@ -15,20 +15,27 @@ from ...parts import Table, biases, decoder, layer_table, rmsnorm
 
 
 def _read_xlstm(config: Config) -> Table:
-    hidden_size, heads, has_bias = config.integer("hidden_size"), config.integer("num_heads"), config.flag("use_bias")
+    hidden_size, head_count, has_bias = (
+        config.integer("hidden_size"),
+        config.integer("num_heads"),
+        config.flag("use_bias"),
+    )
     config.require("embedding_dim", None, hidden_size)
     eps = config.number("norm_eps")
     norm = rmsnorm(eps, **biases(has_bias, "bias"))
-    mixer: Table = {
+    token_mixer: Table = {
         "type": "mlstm",
-        "num_heads": heads,
+        "num_heads": head_count,
         "use_bias": has_bias,
         "chunk_size": config.integer("chunk_size"),
         "norm_eps": eps,
     }
-    qk_head_dim = _head_size(config, "qk_dim_factor", hidden_size, heads)
-    mixer |= {"qk_head_dim": qk_head_dim, "v_head_dim": _head_size(config, "v_dim_factor", hidden_size, heads)}
-    mixer["gate_soft_cap"] = config.number("gate_soft_cap")
+    qk_head_dim = _head_size(config, "qk_dim_factor", hidden_size, head_count)
+    token_mixer |= {
+        "qk_head_dim": qk_head_dim,
+        "v_head_dim": _head_size(config, "v_dim_factor", hidden_size, head_count),
+    }
+    token_mixer["gate_soft_cap"] = config.number("gate_soft_cap")
     width_multiple = config.integer("ffn_round_up_to_multiple_of")
     ffn_proj_factor = config.number("ffn_proj_factor")
     ffn_width = floor((hidden_size * ffn_proj_factor + width_multiple - 1) // width_multiple * width_multiple)
@@ -38,7 +45,7 @@ def _read_xlstm(config: Config) -> Table:
         "gated": True,
         **biases(has_bias, "gate_bias", "up_bias", "down_bias"),
     }
-    block: Table = layer_table(mixer, ffn, norm)
+    block: Table = layer_table(token_mixer, ffn, norm)
     depth_field = {"num_hidden_layers": config.integer("num_blocks")} if config.has("num_blocks") else {}
     return {**decoder(config, block, rmsnorm(eps), stack=depth_field), "tie_word_embeddings": False}
 

@@ -81,28 +81,28 @@ def _hybrid_decoder(
 
 def _double_width_attention(config: Config, position: Table | None) -> Table:
     """Returns attention whose input width and head widths are twice the model's width."""
-    double_width, heads = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
+    double_width, head_count = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
     if (config.optional_integer("attention_hidden_size") or double_width) != double_width:
         raise config.field_error("attention_hidden_size", f"2 × hidden_size = {double_width}")
-    head_dim = config.optional_integer("attention_head_dim") or double_width // heads
+    head_dim = config.optional_integer("attention_head_dim") or double_width // head_count
     return attention(config, head_dim=head_dim, position=position)
 
 
 def _read_zamba(config: Config) -> Table:
-    heads = config.integer("n_mamba_heads")
+    head_count = config.integer("n_mamba_heads")
     has_bias = config.flag("mamba_proj_bias")
-    channels = config.integer("mamba_expand") * config.integer("hidden_size")
-    config.quotient("n_mamba_heads", channels, heads)
+    channel_count = config.integer("mamba_expand") * config.integer("hidden_size")
+    config.quotient("n_mamba_heads", channel_count, head_count)
     mamba_fields = {
-        "intermediate_size": channels,
+        "intermediate_size": channel_count,
         "state_size": config.integer("mamba_d_state"),
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
-        "num_heads": heads,
+        "num_heads": head_count,
     }
     conv_kernel = config.integer("mamba_d_conv")
     convolution = {"conv_kernel": conv_kernel, "use_conv_bias": config.flag("mamba_conv_bias"), "use_bias": has_bias}
     hidden_act = config.choice(ACTIVATIONS, "hidden_mamba_act")
-    mixer = {"type": "mamba", **mamba_fields, **convolution, "hidden_act": hidden_act}
+    token_mixer = {"type": "mamba", **mamba_fields, **convolution, "hidden_act": hidden_act}
     attention_period, attention_offset = config.integer("attn_layer_period"), config.count("attn_layer_offset")
     later_kinds = [
         "hybrid" if layer_index % attention_period == attention_offset else "mamba"
@@ -115,24 +115,24 @@ def _read_zamba(config: Config) -> Table:
         default_layer_kinds = [""] * config.integer("num_hidden_layers")
         layer_kinds = listed_kinds(config, "layers_block_type", KIND_BY_LAYER_TYPE, default_layer_kinds)
     block = {"attention": _double_width_attention(config, None), "feed_forward": glu(config)}
-    return _hybrid_decoder(config, mixer, block, layer_kinds, 1)
+    return _hybrid_decoder(config, token_mixer, block, layer_kinds, 1)
 
 
 def _read_zamba2(config: Config) -> Table:
-    heads = config.integer("n_mamba_heads")
-    channels = config.integer("mamba_expand") * config.integer("hidden_size")
+    head_count = config.integer("n_mamba_heads")
+    channel_count = config.integer("mamba_expand") * config.integer("hidden_size")
     has_bias = config.flag("add_bias_linear")
-    head_dim = config.quotient("n_mamba_heads", channels, heads)
+    head_dim = config.quotient("n_mamba_heads", channel_count, head_count)
     if config.has("mamba_headdim") and config.integer("mamba_headdim") != head_dim:
-        raise config.field_error("mamba_headdim", f"{channels} / {heads} = {head_dim}")
+        raise config.field_error("mamba_headdim", f"{channel_count} / {head_count} = {head_dim}")
     state_size = config.integer("mamba_d_state")
     n_groups = config.integer("mamba_ngroups")
-    mamba_fields = {"num_heads": heads, "head_dim": head_dim, "state_size": state_size, "n_groups": n_groups}
+    mamba_fields = {"num_heads": head_count, "head_dim": head_dim, "state_size": state_size, "n_groups": n_groups}
     conv_kernel = config.integer("mamba_d_conv")
     other_fields = {"conv_kernel": conv_kernel, "chunk_size": config.integer("chunk_size"), "norm": rmsnorm(1e-5)}
-    mixer = {"type": "mamba2", **mamba_fields, **other_fields, "use_bias": has_bias, "out_bias": has_bias}
-    double_width, heads = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
-    double_head_dim = config.quotient("num_attention_heads", double_width, heads)
+    token_mixer = {"type": "mamba2", **mamba_fields, **other_fields, "use_bias": has_bias, "out_bias": has_bias}
+    double_width, head_count = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
+    double_head_dim = config.quotient("num_attention_heads", double_width, head_count)
     if (config.optional_integer("attention_head_dim") or double_head_dim) != double_head_dim:
         raise config.field_error("attention_head_dim", f"2 × hidden_size / num_attention_heads = {double_head_dim}")
     shared_attention = _double_width_attention(config, rope(config) if config.flag("use_mem_rope") else None)
@@ -159,7 +159,7 @@ def _read_zamba2(config: Config) -> Table:
         default_layer_kinds = [""] * config.integer("num_hidden_layers")
         layer_kinds = listed_kinds(config, "layers_block_type", KIND_BY_LAYER_TYPE, default_layer_kinds)
     length_fields = {"max_position_embeddings": 16384} if config.flag("use_long_context") else {}
-    return _hybrid_decoder(config, mixer, block, layer_kinds, config.integer("num_mem_blocks"), **length_fields)
+    return _hybrid_decoder(config, token_mixer, block, layer_kinds, config.integer("num_mem_blocks"), **length_fields)
 
 
 ZAMBA_IGNORED_FIELDS = IGNORED_FIELDS | field_names("""

@@ -29,7 +29,7 @@ def _read_deepseek_v41_text(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
     stream_count = config.integer("hc_mult")
-    mixer: Table = {
+    token_mixer: Table = {
         "type": "shared_entries",
         **{field_name: config.integer(field_name) for field_name in (*MIXER_FIELDS, "sliding_window")},
         "norm": norm,
@@ -40,7 +40,7 @@ def _read_deepseek_v41_text(config: Config) -> Table:
     experts = moe(config.integer("n_routed_experts"), config.integer("num_experts_per_tok"), ffn, ffn, router=router)
     block = {
         "type": "delayed_hyper",
-        "attention": mixer,
+        "attention": token_mixer,
         "feed_forward": experts,
         "norm": norm,
         "hc_mult": stream_count,

@@ -181,11 +181,11 @@ def bart_model(
 
 
 def bart_block(config: Config, stack_side: StackSide, norm_placement: str, bias: bool = True) -> Table:
-    heads = (
+    head_count = (
         config.integer("num_attention_heads") if stack_side == "encoder" else config.integer("decoder_attention_heads")
     )
-    config.quotient(f"{stack_side}_attention_heads", config.integer("hidden_size"), heads)
-    attention = {"num_attention_heads": heads, **biases(bias, *QKVO_BIASES)}
+    config.quotient(f"{stack_side}_attention_heads", config.integer("hidden_size"), head_count)
+    attention = {"num_attention_heads": head_count, **biases(bias, *QKVO_BIASES)}
     block_fields = {"attention": attention, "norm": layernorm(), "norm_placement": norm_placement}
     ffn_width = config.integer(f"{stack_side}_ffn_dim")
     block_fields["feed_forward"] = mlp(ffn_width, config.choice(ACTIVATIONS, "activation_function"))

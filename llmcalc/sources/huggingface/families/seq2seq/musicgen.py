@@ -51,12 +51,16 @@ def _read_musicgen_decoder(config: Config) -> Table:
 
 def _read_melody_decoder(config: Config) -> Table:
     """Reads a decoder whose embedding has, for each codebook, all tokens and a padding token."""
-    norm, heads, codebook_count = layernorm(), config.integer("num_attention_heads"), config.integer("num_codebooks")
-    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
+    norm, head_count, codebook_count = (
+        layernorm(),
+        config.integer("num_attention_heads"),
+        config.integer("num_codebooks"),
+    )
+    config.quotient("num_attention_heads", config.integer("hidden_size"), head_count)
     ffn = mlp(config.integer("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"), bias=False)
     model_fields = decoder(
         config,
-        layer_table({"num_attention_heads": heads}, ffn, norm),
+        layer_table({"num_attention_heads": head_count}, ffn, norm),
         norm,
         stack={"position": {"type": "sinusoidal"}},
         tie_word_embeddings=False,  # its class ties nothing

@@ -58,9 +58,9 @@ def _read_prophetnet(config: Config) -> Table:
 
 def _post_norm_stack(config: Config, stack_name: str) -> Table:
     """Returns the encoder's or the decoder's stack: post-norm layers with biases everywhere."""
-    hidden_size, heads = config.integer("hidden_size"), config.integer(f"num_{stack_name}_attention_heads")
-    config.quotient(f"num_{stack_name}_attention_heads", hidden_size, heads)
-    attention: Table = {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)}
+    hidden_size, head_count = config.integer("hidden_size"), config.integer(f"num_{stack_name}_attention_heads")
+    config.quotient(f"num_{stack_name}_attention_heads", hidden_size, head_count)
+    attention: Table = {"num_attention_heads": head_count, **biases(True, *QKVO_BIASES)}
     activation = config.choice(ACTIVATIONS, "activation_function")
     block: Table = layer_table(attention, mlp(config.integer(f"{stack_name}_ffn_dim"), activation), layernorm(), "post")
     stack: Table = {
@@ -73,7 +73,7 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
         ngram_length = config.integer("ngram")
         block["attention"] = {
             "type": "ngram",
-            "num_attention_heads": heads,
+            "num_attention_heads": head_count,
             "ngram": ngram_length,
             **config.integer_fields("num_buckets", "relative_max_distance"),
         }

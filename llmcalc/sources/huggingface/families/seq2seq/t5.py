@@ -52,8 +52,8 @@ def _read_longt5(config: Config) -> Table:
     """Reads LongT5: T5's decoder, and a local-attention encoder, which has a second position bias for block sums."""
     block = t5_block(config)
     has_block_sums = config.choice({"local": False, "transient-global": True}, "encoder_attention_type")
-    heads = {name: value for name, value in block["attention"].items() if name != "float32_softmax"}
-    local_attention = {"type": "local", **heads, "local_radius": config.integer("local_radius")}
+    head_fields = {name: value for name, value in block["attention"].items() if name != "float32_softmax"}
+    local_attention = {"type": "local", **head_fields, "local_radius": config.integer("local_radius")}
     local_attention |= (
         {"global_block_size": config.integer("global_block_size"), "global_norm": block["norm"]}
         if has_block_sums
