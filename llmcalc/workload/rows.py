@@ -117,7 +117,7 @@ ONE_GROUP = ExpertGroups()
 
 @frozen(slots=True)
 class RoutedRows(Rows):
-    """One row per token and expert selected for it. Operations on these rows multiply by `top_k` themselves.
+    """One row per pair of a token and an expert selected for the token. Operations on these rows multiply by `top_k` themselves.
 
     groups: the groups of experts from which a token's experts are selected, one by default.
     """

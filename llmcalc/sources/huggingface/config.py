@@ -262,7 +262,9 @@ class Config:
         """Returns the list of texts in a field."""
 
         def is_accepted_value(field_value: Any) -> bool:
-            return isinstance(field_value, list | tuple) and all(isinstance(element, str) for element in field_value)
+            return isinstance(field_value, list | tuple) and all(
+                isinstance(list_element, str) for list_element in field_value
+            )
 
         return list(self._checked_value(field_names, is_accepted_value, "a list of texts"))
 
@@ -278,13 +280,15 @@ class Config:
 
         Its keys are layer numbers. transformers writes them with leading zeros, all of one length (`05`, `11`).
         """
-        table = self.table("per_layer_config")
+        tables_by_layer = self.table("per_layer_config")
         fields_by_layer: dict[int, Mapping[str, Any]] = {}
-        for layer_key, layer_fields in table.items():
+        for layer_key, layer_fields in tables_by_layer.items():
             is_layer_number = layer_key.isdecimal() and len(layer_key) < 10 and int(layer_key) < layer_count
             if not is_layer_number or not isinstance(layer_fields, dict) or int(layer_key) in fields_by_layer:
                 raise self.error(
-                    "per_layer_config", table, f"tables of fields by different layer numbers below {layer_count}"
+                    "per_layer_config",
+                    tables_by_layer,
+                    f"tables of fields by different layer numbers below {layer_count}",
                 )
             fields_by_layer[int(layer_key)] = layer_fields
         return [fields_by_layer.get(layer_index, {}) for layer_index in range(layer_count)]

@@ -57,7 +57,10 @@ def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
 
     Raises `InputError` for a probability that is no number from 0 to below 1.
     """
-    probability_by_place = {place: _read_probability(config, name) for place, name in family.dropout_fields.items()}
+    probability_by_place = {
+        dropout_place: _read_probability(config, field_name)
+        for dropout_place, field_name in family.dropout_fields.items()
+    }
     if any(probability_by_place.values()) or set(probability_by_place) != {"attention"}:
         return {"dropout": probability_by_place}
     return {}

@@ -274,7 +274,7 @@ def _add_idle_cross_attention(config: Config, block: Table) -> None:
 def token_types(segment_type_count: int, task_type_count: int | None = None) -> Table:
     """Returns segment and task embeddings as a stack's field `token_types`; empty if there are none."""
     embedding_sizes = {"type_vocab_size": segment_type_count or None, "task_type_vocab_size": task_type_count}
-    vocab_sizes = {name: size for name, size in embedding_sizes.items() if size is not None}
+    vocab_sizes = {type_name: vocab_size for type_name, vocab_size in embedding_sizes.items() if vocab_size is not None}
     return {"token_types": vocab_sizes} if vocab_sizes else {}
 
 
@@ -451,11 +451,11 @@ def _shortest_period(layer_kinds: list[str]) -> int:
     """Returns the smallest p with `layer_kinds[i] == layer_kinds[i % p]` for all i (Knuth–Morris–Pratt)."""
     # the length of the longest proper suffix of layer_kinds[: i + 1] that is also a prefix
     prefix_lengths = [0] * len(layer_kinds)
-    for i in range(1, len(layer_kinds)):
-        prefix_length = prefix_lengths[i - 1]
-        while prefix_length and layer_kinds[i] != layer_kinds[prefix_length]:
+    for layer_index in range(1, len(layer_kinds)):
+        prefix_length = prefix_lengths[layer_index - 1]
+        while prefix_length and layer_kinds[layer_index] != layer_kinds[prefix_length]:
             prefix_length = prefix_lengths[prefix_length - 1]
-        prefix_lengths[i] = prefix_length + (layer_kinds[i] == layer_kinds[prefix_length])
+        prefix_lengths[layer_index] = prefix_length + (layer_kinds[layer_index] == layer_kinds[prefix_length])
     return len(layer_kinds) - prefix_lengths[-1]
 
 
@@ -585,8 +585,8 @@ def sliding_stack(
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     if window_size is None or ("sliding" not in layer_kinds and not full_fields):
         return {}
-    sliding = {"attention": {"sliding_window": window_size, **(sliding_fields or {})}}
-    layer_changes: Table = {"full": {"attention": full_fields or {}}, "sliding": sliding}
+    sliding_layer_fields = {"attention": {"sliding_window": window_size, **(sliding_fields or {})}}
+    layer_changes: Table = {"full": {"attention": full_fields or {}}, "sliding": sliding_layer_fields}
     return stack_of_variants(layer_changes, layer_kinds)
 
 
@@ -699,7 +699,7 @@ def learned_positions(config: Config, position_offset: int = 0) -> Table:
 def with_router_fields(description_table: Any, router_fields: dict[str, Any], is_linear_only: bool = False) -> Any:
     """Returns a description with these fields set in every router. is_linear_only: only in linear routers."""
     if isinstance(description_table, list):
-        return [with_router_fields(element, router_fields, is_linear_only) for element in description_table]
+        return [with_router_fields(list_element, router_fields, is_linear_only) for list_element in description_table]
     if not isinstance(description_table, dict):
         return description_table
     filled_table = {

@@ -25,14 +25,14 @@ def _whisper_encoder(
     norm, position_rows = layernorm(), config.integer("max_source_positions")
     attention = self_attention(config, heads_field, width_field, **biases(True, "q_bias", "v_bias", "o_bias"))
     ffn = mlp(config.integer(ffn_width_field), config.choice(ACTIVATIONS, "activation_function"))
-    stack = {
+    stack_fields = {
         "num_hidden_layers": config.integer(depth_field),
         "block": layer_table(attention, ffn, norm),
         "stem": {"num_mel_bins": config.integer("num_mel_bins"), "max_source_positions": position_rows},
         "position": {"type": "learned", "max_position_embeddings": position_rows},
         "final_norm": norm,
     }
-    return {"type": "audio", "hidden_size": config.integer(width_field), "stack": stack}
+    return {"type": "audio", "hidden_size": config.integer(width_field), "stack": stack_fields}
 
 
 def _read_qwen2_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -99,11 +99,21 @@ def _read_glmasr(root_config: Config, config: Config, text_hidden_size: int) -> 
     clip_rule = {"type": "clips", "frames": WHISPER_FRAMES, "several": True, "max_clips": GLM_CLIPS}
     block = layer_table(attention, ffn, norm)
     stem = {"num_mel_bins": config.integer("num_mel_bins"), "max_source_positions": WHISPER_FRAMES // 2}
-    stack = {"num_hidden_layers": config.integer("num_hidden_layers"), "block": block, "stem": stem, "final_norm": norm}
+    stack_fields = {
+        "num_hidden_layers": config.integer("num_hidden_layers"),
+        "block": block,
+        "stem": stem,
+        "final_norm": norm,
+    }
     merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden_size)
     activation = root_config.choice(ACTIVATIONS, "projector_hidden_act")
     linear_layers = two_linear_layers(text_hidden_size, activation, inner_width=2 * text_hidden_size)
-    tower = {"type": "audio", "hidden_size": hidden_size, "stack": stack, "audio": {**clip_rule, "merge": GLM_MERGE}}
+    tower = {
+        "type": "audio",
+        "hidden_size": hidden_size,
+        "stack": stack_fields,
+        "audio": {**clip_rule, "merge": GLM_MERGE},
+    }
     return {"audio_tower": tower, "multi_modal_projector": projector(hidden_size, *linear_layers, frames=merged_frames)}
 
 
@@ -119,7 +129,7 @@ def _read_voxtral_realtime(root_config: Config, config: Config, text_hidden_size
         "position": rope(config),
         **biases(True, "q_bias", "v_bias", "o_bias"),
     }
-    stack = {
+    stack_fields = {
         "num_hidden_layers": config.integer("num_hidden_layers"),
         "block": layer_table(attention, {**glu(config), "down_bias": True}, norm),
         "stem": {
@@ -132,7 +142,7 @@ def _read_voxtral_realtime(root_config: Config, config: Config, text_hidden_size
     linear_layers = two_linear_layers(text_hidden_size, activation, bias=False)
     merged_frames = root_config.integer("downsample_factor")
     return {
-        "audio_tower": {"type": "audio", "hidden_size": hidden_size, "stack": stack},
+        "audio_tower": {"type": "audio", "hidden_size": hidden_size, "stack": stack_fields},
         "multi_modal_projector": projector(hidden_size, *linear_layers, frames=merged_frames),
     }
 

@@ -53,9 +53,11 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
     )
     projector_hidden_size = adaptor_config.integer("projector_hidden_size")
     inner_layer = (projector_hidden_size, True, adaptor_config.choice(ACTIVATIONS, "projector_hidden_act"))
-    stack = {"num_hidden_layers": adaptor_config.integer("num_hidden_layers"), "block": block}
+    stack_fields = {"num_hidden_layers": adaptor_config.integer("num_hidden_layers"), "block": block}
     adaptor_config.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
-    multi_modal_projector = projector(hidden_size, inner_layer, (text_hidden_size, True, "identity"), stack=stack)
+    multi_modal_projector = projector(
+        hidden_size, inner_layer, (text_hidden_size, True, "identity"), stack=stack_fields
+    )
     return {"audio_tower": tower, "multi_modal_projector": multi_modal_projector}
 
 

@@ -24,13 +24,13 @@ def _chunked_encoder(
         config, "encoder_attention_heads", "d_model", grid_window=chunk_frames, **attention_fields
     )
     ffn = mlp(config.integer("encoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
-    stack = {
+    stack_fields = {
         "num_hidden_layers": config.integer("encoder_layers"),
         "block": layer_table(attention_table, ffn, layernorm()),
         "stem": stem_table,
         "position": {"type": "sinusoidal"},
     }
-    return {"type": "audio", "hidden_size": config.integer("d_model"), "stack": stack, "audio": audio_framing}
+    return {"type": "audio", "hidden_size": config.integer("d_model"), "stack": stack_fields, "audio": audio_framing}
 
 
 def _read_qwen2_5_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:

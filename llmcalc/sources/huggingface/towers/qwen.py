@@ -249,8 +249,8 @@ def _read_minimax(root_config: Config, config: Config, text_hidden_size: int) ->
         "marks": 2,
     }
     layer = biased_layer(config, norm, **ROTARY_POSITION)
-    stack = {"embedding_norm": norm}
-    tower = vision_transformer(config, layer, stack=stack, patch_fields=patch_fields, image=image_resizing)
+    stack_fields = {"embedding_norm": norm}
+    tower = vision_transformer(config, layer, stack=stack_fields, patch_fields=patch_fields, image=image_resizing)
     linear_layers = two_linear_layers(text_hidden_size, inner_width=projector_width)
     return {
         "vision_tower": tower,

@@ -105,9 +105,9 @@ def _read_deepseek_ocr2(root_config: Config, config: Config, text_hidden_size: i
     kv_field: Table = {} if kv_head_count is None else {"num_key_value_heads": kv_head_count}
     attention = self_attention(reader_config, **ROTARY_POSITION, **biases(True, *QKV_BIASES), **kv_field)
     block = layer_table(attention, glu(reader_config), norm)
-    stack = {"num_hidden_layers": reader_config.integer("num_hidden_layers"), "block": block, "final_norm": norm}
+    stack_fields = {"num_hidden_layers": reader_config.integer("num_hidden_layers"), "block": block, "final_norm": norm}
     queries, other_queries = OCR_QUERY_COUNTS
-    reader = {"stack": stack, "queries": queries, "other_queries": other_queries}
+    reader = {"stack": stack_fields, "queries": queries, "other_queries": other_queries}
     return _read_ocr(config, reader_config, reader, text_hidden_size)
 
 
@@ -120,12 +120,12 @@ def _read_unlimited_ocr(root_config: Config, config: Config, text_hidden_size: i
         return read_published_ocr(root_config, config, text_hidden_size)
     reader_config = config.section("encoder_config", CLIP_LARGE_DEFAULTS)
     norm = layernorm(reader_config.number("layer_norm_eps"))
-    stack = {
+    stack_fields = {
         "num_hidden_layers": reader_config.integer("num_hidden_layers"),
         "block": biased_layer(reader_config, norm),
         "embedding_norm": norm,
     }
-    reader = {"stack": stack, "positions": patches_per_side(reader_config) ** 2 + 1}
+    reader = {"stack": stack_fields, "positions": patches_per_side(reader_config) ** 2 + 1}
     return _read_ocr(config, reader_config, reader, text_hidden_size)
 
 

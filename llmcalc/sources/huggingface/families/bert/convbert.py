@@ -28,9 +28,9 @@ def _read_convbert(config: Config) -> Table:
     feed_forward = _grouped_ffn(config, hidden_size)
     block = layer_table(attention, feed_forward, layernorm(config.number("layer_norm_eps")), "post")
     model_fields = embedding_size(config)
-    stack = {**bert_stack(config), **input_size(model_fields)}
-    head = bert_head(config, "gelu")
-    return encoder(config, block, stack, head, bert_score_head(bert_activation(config)), **model_fields)
+    stack_fields = {**bert_stack(config), **input_size(model_fields)}
+    head_fields = bert_head(config, "gelu")
+    return encoder(config, block, stack_fields, head_fields, bert_score_head(bert_activation(config)), **model_fields)
 
 
 def _grouped_ffn(config: Config, hidden_size: int) -> Table:

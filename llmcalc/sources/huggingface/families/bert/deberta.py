@@ -72,14 +72,14 @@ def _deberta_model(
     if config.has("pooler_hidden_size") and config.integer("pooler_hidden_size") != config.integer("hidden_size"):
         raise config.field_error("pooler_hidden_size", "hidden_size")
     block["attention"]["float32_softmax"] = False
-    stack: Table = {"embedding_norm": layernorm(config.number("layer_norm_eps")), **(stack_fields or {})}
+    encoder_fields: Table = {"embedding_norm": layernorm(config.number("layer_norm_eps")), **(stack_fields or {})}
     if config.flag("position_biased_input"):
-        stack["position"] = bert_positions(config)
-    stack |= token_types(config.count("type_vocab_size"))
+        encoder_fields["position"] = bert_positions(config)
+    encoder_fields |= token_types(config.count("type_vocab_size"))
     if norm is not None and not config.flag("relative_attention"):
         raise config.field_error("norm_rel_ebd", "none without relative_attention")
     if config.flag("relative_attention"):
-        stack["relative_embedding"] = {"span": largest_distance, **({"norm": norm} if norm else {})}
+        encoder_fields["relative_embedding"] = {"span": largest_distance, **({"norm": norm} if norm else {})}
         position_terms = _listed_names(config, "pos_att_type")
         if set(position_terms) - {"c2p", "p2c"}:
             raise config.field_error("pos_att_type", "c2p, p2c or both")
@@ -99,8 +99,8 @@ def _deberta_model(
     model_fields |= (
         {} if position_biased_input else {"max_position_embeddings": config.integer("max_position_embeddings")}
     )
-    head = bert_head(config, bert_activation(config))
-    return encoder(config, block, stack, head, bert_score_head("gelu"), **model_fields)
+    head_fields = bert_head(config, bert_activation(config))
+    return encoder(config, block, encoder_fields, head_fields, bert_score_head("gelu"), **model_fields)
 
 
 def _largest_distance(config: Config) -> int:
@@ -134,20 +134,20 @@ IGNORED_FIELDS = OLD_FIELDS | {
 }
 
 
-def _disentangled_position(config_values: ConfigValues) -> Any:
-    return config_values.part_of_type("disentangled")
+def _disentangled_position(model_values: ConfigValues) -> Any:
+    return model_values.part_of_type("disentangled")
 
 
-def _position_terms(config_values: ConfigValues) -> list[str]:
+def _position_terms(model_values: ConfigValues) -> list[str]:
     try:
-        disentangled_scores = _disentangled_position(config_values)
+        disentangled_scores = _disentangled_position(model_values)
     except AbsentValue:
         return []
     return [score_term for score_term in ("c2p", "p2c") if getattr(disentangled_scores, score_term)]
 
 
 def _side_convolution_field(field_name: str) -> FieldWriter:
-    return lambda config_values: getattr(require_present(config_values.first_stack.side_convolution), field_name)
+    return lambda model_values: getattr(require_present(model_values.first_stack.side_convolution), field_name)
 
 
 DEBERTA_WRITERS: FieldWriters = {

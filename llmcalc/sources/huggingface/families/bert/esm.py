@@ -55,10 +55,10 @@ def esm_encoder(config: Config, ffn: Table, stack_fields: Table) -> Table:
 IGNORED_FIELDS = OLD_FIELDS | {"esmfold_config", "hidden_act"}
 
 
-def _position_embedding_type(config_values: ConfigValues) -> str:
-    if config_values.first_stack.position is not None:
+def _position_embedding_type(model_values: ConfigValues) -> str:
+    if model_values.first_stack.position is not None:
         return "absolute"
-    return "rotary" if any(config_values.positions) else "none"
+    return "rotary" if any(model_values.positions) else "none"
 
 
 FAMILIES = {

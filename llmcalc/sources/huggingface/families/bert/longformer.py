@@ -35,12 +35,17 @@ GLOBAL_NOTE = "global attention: its projections are counted; its products are n
 
 def _read_longformer(config: Config) -> Table:
     position_encoding = padded_positions(config)
-    stack = {**bert_stack(config, position_encoding), **window_stack(config, config.integer("num_hidden_layers"))}
+    stack_fields = {
+        **bert_stack(config, position_encoding),
+        **window_stack(config, config.integer("num_hidden_layers")),
+    }
     block = bert_block(config)
     block["attention"]["idle_projections"] = GLOBAL_PROJECTIONS
     config.notes.append(GLOBAL_NOTE)
-    head = bert_head(config, "gelu")
-    return encoder(config, block, stack, head, bert_score_head("tanh"), **pooler(config.head_kind == "none"))
+    head_fields = bert_head(config, "gelu")
+    return encoder(
+        config, block, stack_fields, head_fields, bert_score_head("tanh"), **pooler(config.head_kind == "none")
+    )
 
 
 def window_stack(config: Config, depth: int) -> Table:

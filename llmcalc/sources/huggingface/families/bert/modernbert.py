@@ -52,7 +52,7 @@ def _read_modernbert(config: Config) -> Table:
         * (config.integer("sliding_window") if config.has("sliding_window") else config.integer("local_attention") // 2)
         + 1
     )
-    block, stack = _modernbert_layers(config, window_size)
+    block, stack_fields = _modernbert_layers(config, window_size)
     norm = block["norm"]
     model_fields: Table = {"max_position_embeddings": config.integer("max_position_embeddings")}
     if config.head_kind == "classification":
@@ -60,8 +60,10 @@ def _read_modernbert(config: Config) -> Table:
             **head_table(config, None, {"over": "sequence"}, class_count(config)),
             "transform": _head_transform(config, norm),
         }
-    head = _prediction_head(config, norm)
-    return encoder(config, block, {**stack, "final_norm": norm}, head, {"over": "sequence"}, **model_fields)
+    head_fields = _prediction_head(config, norm)
+    return encoder(
+        config, block, {**stack_fields, "final_norm": norm}, head_fields, {"over": "sequence"}, **model_fields
+    )
 
 
 def _read_modernbert_decoder(config: Config) -> Table:
@@ -69,10 +71,10 @@ def _read_modernbert_decoder(config: Config) -> Table:
         window_size = config.integer("sliding_window")
     else:
         window_size = max(1, config.integer("local_attention") // 2)
-    block, stack = _modernbert_layers(config, window_size)
+    block, stack_fields = _modernbert_layers(config, window_size)
     norm = block["norm"]
     score_head = {"over": "token", "bias": config.flag("classifier_bias"), "transform": _head_transform(config, norm)}
-    return decoder(config, block, norm, _prediction_head(config, norm), stack, score_head)
+    return decoder(config, block, norm, _prediction_head(config, norm), stack_fields, score_head)
 
 
 def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
@@ -157,9 +159,12 @@ def _read_nomic_bert(config: Config) -> Table:
         attention_table["head_dim"] = config.integer("head_dim")
     block = layer_table(attention_table, ffn, norm, "post")
     segment_type_count = config.count("type_vocab_size")
-    stack = {"embedding_norm": norm, **token_types(segment_type_count)}
-    head = {"bias": True, "transform": {"hidden_act": config.choice(GATED_ACTIVATIONS, "hidden_act"), "norm": norm}}
-    return encoder(config, block, stack, head, {}, **pooler(scores_sequences(config)))
+    stack_fields = {"embedding_norm": norm, **token_types(segment_type_count)}
+    head_fields = {
+        "bias": True,
+        "transform": {"hidden_act": config.choice(GATED_ACTIVATIONS, "hidden_act"), "norm": norm},
+    }
+    return encoder(config, block, stack_fields, head_fields, {}, **pooler(scores_sequences(config)))
 
 
 def _read_gte(config: Config) -> Table:
@@ -201,8 +206,8 @@ def _rotary_encoder(config: Config, ffn: Table, rope_base: float, score_head: Ta
         **biases(True, *QKVO_BIASES),
     }
     block = layer_table(attention_table, ffn, norm, "post")
-    stack = {"embedding_norm": norm, **token_types(segment_type_count)}
-    return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
+    stack_fields = {"embedding_norm": norm, **token_types(segment_type_count)}
+    return encoder(config, block, stack_fields, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 
 MODERNBERT_IGNORED_FIELDS = OLD_FIELDS | field_names("""
@@ -230,8 +235,8 @@ JINA_ADAPTERS = {
 }
 
 
-def _classifier_pooling(config_values: ConfigValues) -> str:
-    if isinstance(config_values.spec.head, Classifier) and config_values.spec.head.over == "sequence":
+def _classifier_pooling(model_values: ConfigValues) -> str:
+    if isinstance(model_values.spec.head, Classifier) and model_values.spec.head.over == "sequence":
         return "bos"
     return "late"
 

@@ -66,13 +66,13 @@ def _read_neomme(config: Config) -> Table:
     vocab_size = config.integer("vocab_size")
     value_embedding = {"vocab_size": vocab_size, "num_key_value_heads": kv_head_count, "head_dim": head_dim}
     streams = {"type": "value_embeddings", **value_embedding}
-    stack = {**stack_of_layers(layers), "streams": streams, "embedding_norm": norm, "final_norm": norm}
+    stack_fields = {**stack_of_layers(layers), "streams": streams, "embedding_norm": norm, "final_norm": norm}
     is_tied = config.flag("tie_word_embeddings")
     config.notes.append("patch_size: the projection of images' patches is not counted")
     vector_size = config.integer("embedding_dim")
     is_retrieval_model = config.head_kind == "lm" and class_name_of_config(config).endswith("ForRetrieval")
     config.head_kind = "none" if is_retrieval_model else config.head_kind
-    model_fields = encoder(config, block, stack, {}, embedding_size=config.integer("embedding_rank"))
+    model_fields = encoder(config, block, stack_fields, {}, embedding_size=config.integer("embedding_rank"))
     if is_retrieval_model:
         model_fields["head"] = {"type": "projection", "size": vector_size}
     return {**model_fields, "tied_projection": is_tied or model_fields["head"]["type"] != "lm"}

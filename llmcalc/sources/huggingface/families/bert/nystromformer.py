@@ -64,8 +64,10 @@ def _read_mra(config: Config) -> Table:
         "offset": 2,
     }
     activation = bert_activation(config)
-    stack = bert_stack(config, position_encoding)
-    return encoder(config, block, stack, bert_head(config, activation), bert_score_head(activation), label_count=2)
+    stack_fields = bert_stack(config, position_encoding)
+    return encoder(
+        config, block, stack_fields, bert_head(config, activation), bert_score_head(activation), label_count=2
+    )
 
 
 NO_KERNEL = Deviation(
@@ -90,18 +92,18 @@ def _bert_with_convolution(config: Config, field_name: str) -> Table:
     position_rows = config.integer("max_position_embeddings")
     position_encoding = {"type": "learned", "max_position_embeddings": position_rows, "offset": 2}
     activation = bert_activation(config)
-    stack, head = bert_stack(config, position_encoding), bert_head(config, activation)
-    return encoder(config, block, stack, head, bert_score_head(activation), label_count=2)
+    stack_fields, head_fields = bert_stack(config, position_encoding), bert_head(config, activation)
+    return encoder(config, block, stack_fields, head_fields, bert_score_head(activation), label_count=2)
 
 
 def _kernel_writer(field_name: str) -> FieldWriters:
     return {field_name: lambda s: getattr(s.first_stack.block.attention.value_convolution, "conv_kernel_size", None)}
 
 
-def _mra_blocks_per_row(config_values: ConfigValues) -> int:
+def _mra_blocks_per_row(model_values: ConfigValues) -> int:
     """Returns the number of blocks of exact scores per block of queries in MRA, for the longest sequence."""
-    block_rows = max(1, config_values.position_rows // MRA_BLOCK)
-    block_count: int = config_values.first_stack.block.attention.blocks
+    block_rows = max(1, model_values.position_rows // MRA_BLOCK)
+    block_count: int = model_values.first_stack.block.attention.blocks
     return -(-block_count // block_rows)
 
 

@@ -36,12 +36,14 @@ def _read_ultrabert(config: Config) -> Table:
     block = layer_table(attention_table, glu(config, config.flag("mlp_bias")), norm)
     layer_variants: Table = {"full": {}, "sliding": {"attention": window_fields}}
     used_variants = {layer_kind: layer_variants[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
-    stack = bidirectional_stack(
+    stack_fields = bidirectional_stack(
         {"block": block, "variants": used_variants, **layer_pattern(layer_kinds)}, lambda distance: distance
     )
     bottleneck_size = config.integer("prediction_head_size")
-    head = {"transform": {"bottleneck_size": bottleneck_size, "hidden_act": "gelu_tanh", "bias": False, "norm": None}}
-    return encoder(config, block, {**stack, "final_norm": norm}, head, {}, label_count=2)
+    head_fields = {
+        "transform": {"bottleneck_size": bottleneck_size, "hidden_act": "gelu_tanh", "bias": False, "norm": None}
+    }
+    return encoder(config, block, {**stack_fields, "final_norm": norm}, head_fields, {}, label_count=2)
 
 
 def _layer_kinds_and_distance(config: Config, depth: int) -> tuple[list[str], int]:

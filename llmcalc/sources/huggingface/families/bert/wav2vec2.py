@@ -58,8 +58,8 @@ def _read_wav2vec2(config: Config) -> Table:
         stem["projection_norm"] = config.flag("feat_proj_layer_norm")
     sample_count = prod(convolution["stride"] for convolution in stem["convolutions"])
     config.notes.append(f"conv_stride: a token is a position of the encoder, {sample_count} samples of sound")
-    stack = {"stem": stem, "final_norm" if is_pre_norm else "embedding_norm": norm}
-    model_fields = encoder(config, block, stack, {"bias": True}, _score_head(config), tie_word_embeddings=False)
+    stack_fields = {"stem": stem, "final_norm" if is_pre_norm else "embedding_norm": norm}
+    model_fields = encoder(config, block, stack_fields, {"bias": True}, _score_head(config), tie_word_embeddings=False)
     class_name = class_name_of_config(config)
     if class_name.endswith(("ForPreTraining", "ForXVector")):
         config.notes.append(f"architectures: the layers of {class_name} after the encoder are not counted")

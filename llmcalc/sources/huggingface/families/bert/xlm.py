@@ -37,9 +37,9 @@ def _read_xlm(config: Config, norm_placement: str = "post") -> Table:
     feed_forward = mlp(4 * hidden_size, "gelu" if config.flag("gelu_activation") else "relu")
     block = layer_table(attention, feed_forward, norm, norm_placement)
     segment_type_count = language_count if language_count > 1 and config.flag("use_lang_emb") else 0
-    stack = {"position": learned_positions(config), "embedding_norm": norm, **token_types(segment_type_count)}
+    stack_fields = {"position": learned_positions(config), "embedding_norm": norm, **token_types(segment_type_count)}
     score_head = _summary_classifier(config)
-    model_fields = encoder(config, block, stack, {"bias": True}, score_head, **question_answering_head(config))
+    model_fields = encoder(config, block, stack_fields, {"bias": True}, score_head, **question_answering_head(config))
     if config.flag("causal"):
         model_fields["decoder"] = model_fields.pop("encoder")
     return model_fields

@@ -50,8 +50,8 @@ def _read_dots1(config: Config) -> Table:
     default_layer_kinds = ["full" if layer_index < first_sliding_layer else "sliding" for layer_index in range(depth)]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
-    sliding = {} if window_size is None else {"attention": {"sliding_window": window_size}}
-    attention_changes: Table = {"full": {}, "sliding": sliding}
+    sliding_layer_fields = {} if window_size is None else {"attention": {"sliding_window": window_size}}
+    attention_changes: Table = {"full": {}, "sliding": sliding_layer_fields}
     ffn_changes: Table = {
         "dense": {},
         "moe": {"feed_forward": routed_experts(config, **SIGMOID_ROUTING)} if "moe" in ffn_kinds else {},

@@ -59,9 +59,13 @@ def _read_mellum(config: Config) -> Table:
     experts = gated_experts(config, count_fields=("num_experts", "num_local_experts"))
     block = layer_table(attention_table, glu(config) if "dense" in ffn_kinds else experts, norm)
     layer_changes: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}
-    sliding = {"attention": sliding_attention}
+    sliding_layer_fields = {"attention": sliding_attention}
     return decoder_of_kinds(
-        config, block, norm, (attention_kinds, {"full": {}, "sliding": sliding}), (ffn_kinds, layer_changes)
+        config,
+        block,
+        norm,
+        (attention_kinds, {"full": {}, "sliding": sliding_layer_fields}),
+        (ffn_kinds, layer_changes),
     )
 
 

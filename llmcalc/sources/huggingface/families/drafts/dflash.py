@@ -39,22 +39,22 @@ def _read_dflash(config: Config) -> Table:
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, [default_kind] * depth)
     if "sliding" in layer_kinds:
         sliding_layer = {"attention": {"sliding_window": config.integer("sliding_window", "swa_window_size")}}
-        stack = stack_of_combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
+        stack_fields = stack_of_combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
     else:
         config.fields_read.update(("sliding_window", "swa_window_size"))
-        stack = {}
+        stack_fields = {}
     state_count = depth if config.get(*STATE_LAYERS) is None else len(config.integers(*STATE_LAYERS))
     target_width = config.optional_integer("target_hidden_size") or hidden_size
-    stack["streams"] = {
+    stack_fields["streams"] = {
         "type": "target_states", "start": "embedding", "states": state_count, "output_norm": norm,
         **({"size": target_width} if target_width != hidden_size else {}),
     }  # fmt: skip
     vocab_size = config.integer("vocab_size")
     draft_vocab_size = config.optional_integer("draft_vocab_size") or vocab_size
     block = layer_table(attention_table, _layer_ffn(config), norm)
-    head = {"draft_vocab_size": draft_vocab_size} if draft_vocab_size != vocab_size else None
+    head_fields = {"draft_vocab_size": draft_vocab_size} if draft_vocab_size != vocab_size else None
     from_target = _parts_of_target(config, target_width == hidden_size, draft_vocab_size == vocab_size)
-    return decoder(config, block, norm, head, stack, tie_word_embeddings=False, from_target=from_target)
+    return decoder(config, block, norm, head_fields, stack_fields, tie_word_embeddings=False, from_target=from_target)
 
 
 def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: bool) -> list[str]:

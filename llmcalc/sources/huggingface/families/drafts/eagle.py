@@ -49,19 +49,19 @@ def _read_eagle(config: Config) -> Table:
     bias_field = "bias" if config.get("fusion_bias") is None else "fusion_bias"
     config.fields_read.update(("bias", "fusion_bias"))
     target_states = {"type": "target_states", "start": "joined", "states": 1, "bias": config.flag(bias_field)}
-    stack: Table = {"streams": target_states}
+    stack_fields: Table = {"streams": target_states}
     has_norms = config.flag("layernorms")
     if has_norms:
-        stack["embedding_norm"] = norm
+        stack_fields["embedding_norm"] = norm
     else:
-        stack |= {
+        stack_fields |= {
             "variants": {"first": {"without_norms": ["self_attn_pre_norm"]}, "later": {}},
             "first_layers": ["first"],
             "pattern": ["first" if config.integer("num_hidden_layers") == 1 else "later"],
         }
     from_target = ["embed_tokens", "lm_head"]
     final_norm = norm if has_norms else None
-    return decoder(config, block, final_norm, stack=stack, tie_word_embeddings=False, from_target=from_target)
+    return decoder(config, block, final_norm, stack=stack_fields, tie_word_embeddings=False, from_target=from_target)
 
 
 def _read_eagle3(config: Config) -> Table:
@@ -120,15 +120,15 @@ def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_befor
         **({"joined_norm": norm} if config.flag("norm_before_fc") else {}),
     }
     draft_vocab_size = config.optional_integer("draft_vocab_size") or config.integer("vocab_size")
-    stack: Table = {"streams": target_states}
+    stack_fields: Table = {"streams": target_states}
     if config.integer("num_hidden_layers") == 1:
         block |= first_layer_fields
     else:
         variants = {"first": first_layer_fields, "later": {}}
-        stack |= {"variants": variants, "first_layers": ["first"], "pattern": ["later"]}
-    head = {"draft_vocab_size": draft_vocab_size}
+        stack_fields |= {"variants": variants, "first_layers": ["first"], "pattern": ["later"]}
+    head_fields = {"draft_vocab_size": draft_vocab_size}
     from_target = ["embed_tokens"] if target_width == hidden_size else []
-    return decoder(config, block, norm, head, stack, tie_word_embeddings=False, from_target=from_target)
+    return decoder(config, block, norm, head_fields, stack_fields, tie_word_embeddings=False, from_target=from_target)
 
 
 def _require_state_projection(config: Config) -> None:

@@ -36,7 +36,9 @@ def _read_beam(config: Config) -> Table:
         **attention_biases(config),
         **qk_norm_fields(norm),
     )
-    default_layer_kinds = ["sliding" if (index + 1) % 6 and index < depth - 1 else "full" for index in range(depth)]
+    default_layer_kinds = [
+        "sliding" if (layer_index + 1) % 6 and layer_index < depth - 1 else "full" for layer_index in range(depth)
+    ]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     rope_parameters = config.config_fields.get("rope_parameters") or {}
     full_layer_changes = {} if rope_parameters.get("full_attention") else {"attention": {"position": "none"}}

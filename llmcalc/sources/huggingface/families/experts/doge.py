@@ -50,14 +50,14 @@ def _head_dim(config: Config, hidden_size: int, heads: int) -> int:
 def _product_key_moe(config: Config, shared_expert: Table) -> Table:
     """Returns product-key experts (the largest square number up to num_experts); the dense FFN is a shared expert."""
     expert_count, top_k = config.integer("num_experts"), config.integer("num_experts_per_tok")
-    key_count = isqrt(expert_count)
-    if top_k > key_count**2:
+    keys_per_half = isqrt(expert_count)
+    if top_k > keys_per_half**2:
         raise config.error(
-            "num_experts_per_tok", top_k, f"at most the {key_count**2} of {expert_count} experts that form a square"
+            "num_experts_per_tok", top_k, f"at most the {keys_per_half**2} of {expert_count} experts that form a square"
         )
     routed_experts_table = {
         "num_experts": expert_count,
-        "num_keys": key_count,
+        "num_keys": keys_per_half,
         "num_experts_per_tok": top_k,
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }

@@ -55,8 +55,10 @@ def _read_ernie4_5_moe(config: Config) -> Table:
     expert_interval = config.integer("moe_layer_interval")
     last_expert_layer = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     layer_kinds = [
-        "moe" if first_expert_layer <= index <= last_expert_layer and (index + 1) % expert_interval == 0 else "dense"
-        for index in range(depth)
+        "moe"
+        if first_expert_layer <= layer_index <= last_expert_layer and (layer_index + 1) % expert_interval == 0
+        else "dense"
+        for layer_index in range(depth)
     ]
     return _ffn_kinds(config, layer_kinds, config.integer("moe_intermediate_size"), {"bias": _has_bias(config)})
 
@@ -124,9 +126,9 @@ def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: 
         **expert_fields,
     )
     block = layer_table(attention(config, **biases(has_bias, *QKVO_BIASES)), glu(config, has_bias), norm)
-    stack = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
-    mtp_fields = add_mtp_modules(config, stack, "dense", {}, final_norm=False)
-    return decoder(config, block, norm, head=head, stack=stack, **mtp_fields)
+    stack_fields = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
+    mtp_fields = add_mtp_modules(config, stack_fields, "dense", {}, final_norm=False)
+    return decoder(config, block, norm, head=head, stack=stack_fields, **mtp_fields)
 
 
 IGNORED_FIELDS = field_names("""
@@ -144,8 +146,8 @@ IGNORED_FIELDS = field_names("""
 ALIASES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
 
 
-def _expert_interval(config_values: ConfigValues) -> int:
-    moe_layers = config_values.expert_layers()
+def _expert_interval(model_values: ConfigValues) -> int:
+    moe_layers = model_values.expert_layers()
     return moe_layers[1] - moe_layers[0] if len(moe_layers) > 1 else 1
 
 

@@ -30,8 +30,8 @@ from ...parts import (
 
 def _read_gpt_oss(config: Config) -> Table:
     block = _gpt_oss_layer(config, clamped_gpt_oss_ffn(glu(config, bias=True)), float32_softmax=False)
-    stack = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 2))
-    return decoder(config, block, block["norm"], stack=stack)
+    stack_fields = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 2))
+    return decoder(config, block, block["norm"], stack=stack_fields)
 
 
 def _gpt_oss_layer(config: Config, expert: Table, **attention_fields: Any) -> Table:

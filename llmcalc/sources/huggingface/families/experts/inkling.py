@@ -60,12 +60,12 @@ def _read_inkling_text(config: Config) -> Table:
         "conv_kernel_size": kernel_size,
     }
     layer_changes: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
-    stack = stack_of_combined_kinds(
+    stack_fields = stack_of_combined_kinds(
         (_attention_kinds(config, depth), layer_changes), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
     )
-    stack["embedding_norm"] = norm
+    stack_fields["embedding_norm"] = norm
     _note_uncounted_prediction(config)
-    return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
+    return {**decoder(config, block, norm, stack=stack_fields), "tie_word_embeddings": False}
 
 
 def _ffn_widths(config: Config) -> tuple[int, int]:
@@ -107,12 +107,16 @@ FLOAT32_STATES = Deviation(
 )
 
 
-def _full_attention(config_values: ConfigValues) -> Any:
-    return require_present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is None), None))
+def _full_attention(model_values: ConfigValues) -> Any:
+    return require_present(
+        next((token_mixer for token_mixer in model_values.mixers if token_mixer.sliding_window is None), None)
+    )
 
 
-def _sliding_attention(config_values: ConfigValues) -> Any:
-    return require_present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is not None), None))
+def _sliding_attention(model_values: ConfigValues) -> Any:
+    return require_present(
+        next((token_mixer for token_mixer in model_values.mixers if token_mixer.sliding_window is not None), None)
+    )
 
 
 MIXER_WRITERS: FieldWriters = {

@@ -37,10 +37,10 @@ def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> 
     }
     feed_forward = moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config))
     block: Table = {"feed_forward": feed_forward, "norm": norm, "norm_placement": "post"}
-    full = {**block, "attention": {"type": "attention", **attention(config, position=position)}}
-    layer_configs = {"linear": {**block, "attention": lightning_fields}, "full": full}
-    stack = stack_of_kinds(layer_configs, layer_kinds)
-    return decoder(config, stack["block"], None, stack={**stack, "embedding_norm": norm})
+    full_layer_fields = {**block, "attention": {"type": "attention", **attention(config, position=position)}}
+    layer_configs = {"linear": {**block, "attention": lightning_fields}, "full": full_layer_fields}
+    stack_fields = stack_of_kinds(layer_configs, layer_kinds)
+    return decoder(config, stack_fields["block"], None, stack={**stack_fields, "embedding_norm": norm})
 
 
 FAMILIES = {

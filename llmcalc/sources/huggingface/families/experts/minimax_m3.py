@@ -86,9 +86,13 @@ def _read_minimax_m3(config: Config) -> Table:
     block = layer_table(attention_table, experts, norm)
     attention_changes: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer_table, "norm": norm}}}}
     dense_ffn: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
-    dense = {"feed_forward": dense_ffn}
-    stack = stack_of_combined_kinds((attention_kinds, attention_changes), (ffn_kinds, {"moe": {}, "dense": dense}))
-    return decoder(config, block, norm, stack=stack, **_mtp_fields(config, stack, attention_changes["sparse"], norm))
+    dense_layer_fields = {"feed_forward": dense_ffn}
+    stack_fields = stack_of_combined_kinds(
+        (attention_kinds, attention_changes), (ffn_kinds, {"moe": {}, "dense": dense_layer_fields})
+    )
+    return decoder(
+        config, block, norm, stack=stack_fields, **_mtp_fields(config, stack_fields, attention_changes["sparse"], norm)
+    )
 
 
 def _mtp_fields(config: Config, stack: Table, sparse_layer: Table, norm: Table) -> Table:
@@ -119,13 +123,16 @@ def _kinds_of_flags(config: Config, field_name: str, name_if_zero: str, name_if_
     return [name_if_one if layer_flag else name_if_zero for layer_flag in layer_flags]
 
 
-def _attention_kinds(config_values: ConfigValues) -> list[str]:
+def _attention_kinds(model_values: ConfigValues) -> list[str]:
     """Returns the kinds of layers of MiniMax-M3: block-sparse or full attention."""
-    return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in config_values.mixers]
+    return [
+        "full_attention" if token_mixer.block_indexer is None else "minimax_m3_sparse"
+        for token_mixer in model_values.mixers
+    ]
 
 
 def _indexer_field(field_name: str) -> FieldWriter:
-    return lambda config_values: getattr(config_values.first_value("block_indexer"), field_name)
+    return lambda model_values: getattr(model_values.first_value("block_indexer"), field_name)
 
 
 INDEXER_FIELDS = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks", "index_local_blocks")

@@ -85,8 +85,8 @@ def kinds_with_experts(config: Config, expert_count: int, depth: int) -> list[st
     interval = config.integer("decoder_sparse_step")
     dense_layers = set() if config.get("mlp_only_layers") is None else set(config.integers("mlp_only_layers"))
     return [
-        "moe" if expert_count and index not in dense_layers and (index + 1) % interval == 0 else "dense"
-        for index in range(depth)
+        "moe" if expert_count and layer_index not in dense_layers and (layer_index + 1) % interval == 0 else "dense"
+        for layer_index in range(depth)
     ]
 
 

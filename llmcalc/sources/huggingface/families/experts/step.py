@@ -65,8 +65,11 @@ def _read_step3p5(config: Config) -> Table:
         return model_fields
     dense_network = {"feed_forward": {"type": "mlp", **glu(config, has_mlp_bias)}}
     prediction_layer = {**layer_configs[prediction_kind], **dense_network}
-    stack = model_fields["decoder"]
-    return {**model_fields, **add_mtp_modules(config, stack, "prediction", prediction_layer, norm, own_head=True)}
+    stack_fields = model_fields["decoder"]
+    return {
+        **model_fields,
+        **add_mtp_modules(config, stack_fields, "prediction", prediction_layer, norm, own_head=True),
+    }
 
 
 def _prediction_attention(config: Config, depth: int) -> str:

@@ -56,12 +56,14 @@ def _read_zaya(config: Config) -> Table:
     block = layer_table(attention_table, experts, norm, residual_scale=True)
     router_kinds = ["first" if layer_index == 0 else "further" for layer_index in range(depth)]
     router_fields: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
-    sliding = {"attention": sliding_attention}
-    stack = {
+    sliding_layer_fields = {"attention": sliding_attention}
+    stack_fields = {
         "embedding_norm": {"type": "affine"},
-        **stack_of_combined_kinds((attention_kinds, {"full": {}, "sliding": sliding}), (router_kinds, router_fields)),
+        **stack_of_combined_kinds(
+            (attention_kinds, {"full": {}, "sliding": sliding_layer_fields}), (router_kinds, router_fields)
+        ),
     }
-    return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"), stack=stack)
+    return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"), stack=stack_fields)
 
 
 def _scale_and_bias_paths(module_name: str) -> str:

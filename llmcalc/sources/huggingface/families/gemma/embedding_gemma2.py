@@ -59,9 +59,9 @@ def _read_embedding_gemma2(config: Config) -> Table:
         (layer_kind, {"attention": {**head_dim, **(window_fields if layer_kind == "sliding" else {})}})
         for layer_kind, head_dim in zip(layer_kinds, layer_head_sizes, strict=True)
     ]
-    stack = bidirectional_stack({"block": block, **stack_of_layers(layers)}, lambda radius: radius)
-    stack["per_layer_embedding"] = {"hidden_size_per_layer_input": per_layer_width, "norm": norm}
-    model_fields = decoder(config, block, norm, stack=stack)
+    stack_fields = bidirectional_stack({"block": block, **stack_of_layers(layers)}, lambda radius: radius)
+    stack_fields["per_layer_embedding"] = {"hidden_size_per_layer_input": per_layer_width, "norm": norm}
+    model_fields = decoder(config, block, norm, stack=stack_fields)
     model_fields["encoder"] = model_fields.pop("decoder")
     return {**model_fields, "head": {"type": "projection", "size": config.integer("embedding_dim")}}
 

@@ -65,8 +65,8 @@ def read_gemma2(config: Config) -> Table:
 
 def _decoder_with_windows(config: Config, norm_placement: str) -> Table:
     """Returns a decoder with capped attention scores and windows in every second layer."""
-    stack = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 2))
-    return gemma_decoder(config, _gemma_attention(config, **score_cap_fields(config)), norm_placement, stack)
+    stack_fields = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 2))
+    return gemma_decoder(config, _gemma_attention(config, **score_cap_fields(config)), norm_placement, stack_fields)
 
 
 def local_theta(config: Config) -> float:
@@ -87,8 +87,8 @@ def _read_gemma3(config: Config) -> Table:
     )
     depth = config.integer("num_hidden_layers")
     layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)
-    stack = sliding_stack(config, layer_kinds, sliding_fields={"position": {"rope_theta": local_theta(config)}})
-    return gemma_decoder(config, attention_table, "sandwich", stack)
+    stack_fields = sliding_stack(config, layer_kinds, sliding_fields={"position": {"rope_theta": local_theta(config)}})
+    return gemma_decoder(config, attention_table, "sandwich", stack_fields)
 
 
 IGNORED_FIELDS = frozenset({"cache_implementation", "rope_local_base_freq", "sliding_window_size", "num_image_tokens"})

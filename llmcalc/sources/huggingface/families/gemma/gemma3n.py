@@ -92,8 +92,8 @@ def _read_gemma3n(config: Config) -> Table:
         "norm": norm,
     }
     streams = {"type": "altup", "altup_num_inputs": stream_count}
-    stack = {**stack_of_layers(layers), "per_layer_embedding": per_layer_embedding, "streams": streams}
-    return decoder(config, block, norm, stack=stack)
+    stack_fields = {**stack_of_layers(layers), "per_layer_embedding": per_layer_embedding, "streams": streams}
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 IGNORED_FIELDS = frozenset(
@@ -101,13 +101,13 @@ IGNORED_FIELDS = frozenset(
 )
 
 
-def shared_layer_count(config_values: ConfigValues) -> int:
+def shared_layer_count(model_values: ConfigValues) -> int:
     """Returns the number of layers that reuse an earlier layer's keys and values."""
-    return sum(bool(mixer.kv_shared) for mixer in config_values.mixers)
+    return sum(bool(token_mixer.kv_shared) for token_mixer in model_values.mixers)
 
 
-def _widths_of_layers(config_values: ConfigValues) -> Any:
-    ffn_widths = [ffn.intermediate_size for ffn in config_values.networks]
+def _widths_of_layers(model_values: ConfigValues) -> Any:
+    ffn_widths = [ffn.intermediate_size for ffn in model_values.networks]
     return ffn_widths if len({*ffn_widths}) > 1 else ffn_widths[0]
 
 

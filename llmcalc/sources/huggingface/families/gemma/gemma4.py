@@ -116,15 +116,15 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
 
 
 def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -> Table:
-    norm, layer_kinds, mixer = gemma4_attention(config)
+    norm, layer_kinds, token_mixer = gemma4_attention(config)
     dense_ffn = glu(config, activation_field="hidden_activation")
-    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_ffn, "norm": norm}
+    block: Table = {"type": "gemma4", "attention": token_mixer, "feed_forward": dense_ffn, "norm": norm}
     if has_experts:
         expert = glu(config, ffn_width=config.integer("moe_intermediate_size"), activation_field="hidden_activation")
         router = {"norm": rmsnorm(norm["eps"]), "expert_scale": True}
         feed_forward = moe(config.integer("num_experts"), config.integer("top_k_experts"), expert, router=router)
         block |= {"feed_forward": feed_forward, "dense": dense_ffn}
-    stack = _layer_fields_and_kinds(config, layer_kinds, "dense" if has_experts else "feed_forward")
+    stack_fields = _layer_fields_and_kinds(config, layer_kinds, "dense" if has_experts else "feed_forward")
     if has_layer_inputs:
         per_layer_width = config.integer("hidden_size_per_layer_input")
         block["per_layer_input"] = {
@@ -132,12 +132,12 @@ def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -
             "hidden_act": dense_ffn["hidden_act"],
         }
         per_layer_vocab_size = config.integer("vocab_size_per_layer_input")
-        stack["per_layer_embedding"] = {
+        stack_fields["per_layer_embedding"] = {
             "vocab_size_per_layer_input": per_layer_vocab_size,
             "hidden_size_per_layer_input": per_layer_width,
             "norm": norm,
         }
-    model_fields = decoder(config, block, norm, stack=stack)
+    model_fields = decoder(config, block, norm, stack=stack_fields)
     config.require("use_bidirectional_attention", None, "all", "vision")
     if config.get("use_bidirectional_attention") == "all":
         model_fields["encoder"] = bidirectional_stack(model_fields.pop("decoder"), lambda window: window // 2 + 1)
@@ -150,37 +150,35 @@ IGNORED_FIELDS = field_names("""
     """)
 
 
-def full_attention(config_values: ConfigValues) -> Any:
+def full_attention(model_values: ConfigValues) -> Any:
     """Returns the attention of a layer without a window."""
-    return config_values.find_part(Attention, matches_part=lambda spec_part: spec_part.sliding_window is None)
+    return model_values.find_part(Attention, matches_part=lambda spec_part: spec_part.sliding_window is None)
 
 
-def sliding_attention(config_values: ConfigValues) -> Any:
+def sliding_attention(model_values: ConfigValues) -> Any:
     """Returns the attention of the first layer with a window; without one, that of the first layer."""
     return (
-        config_values.part_of_type("attention") if config_values.window is None else config_values.sliding_mixer
-    ).sizes(config_values.spec.hidden_size)
+        model_values.part_of_type("attention") if model_values.window is None else model_values.sliding_mixer
+    ).sizes(model_values.spec.hidden_size)
 
 
-def _full_attention_kv_heads(config_values: ConfigValues) -> int | None:
+def _full_attention_kv_heads(model_values: ConfigValues) -> int | None:
     """Returns the key/value heads of full-attention layers if their number differs from sliding layers'."""
-    kv_head_count: int | None = full_attention(config_values).num_key_value_heads
-    return kv_head_count if kv_head_count != config_values.mixers[0].num_key_value_heads else None
+    kv_head_count: int | None = full_attention(model_values).num_key_value_heads
+    return kv_head_count if kv_head_count != model_values.mixers[0].num_key_value_heads else None
 
 
-def _per_layer_input_width(config_values: ConfigValues) -> int:
+def _per_layer_input_width(model_values: ConfigValues) -> int:
     try:
-        per_layer_width: int = require_present(
-            config_values.first_stack.per_layer_embedding
-        ).hidden_size_per_layer_input
+        per_layer_width: int = require_present(model_values.first_stack.per_layer_embedding).hidden_size_per_layer_input
     except LookupError:
         return 0
     return per_layer_width
 
 
-def _has_wider_ffn(config_values: ConfigValues) -> bool:
+def _has_wider_ffn(model_values: ConfigValues) -> bool:
     """Whether layers with shared keys and values have a wider FFN."""
-    ffns: list[Any] = [layer.networks()[-1] for layer in config_values.layers]
+    ffns: list[Any] = [layer.networks()[-1] for layer in model_values.layers]
     return len({ffn.intermediate_size for ffn in ffns}) > 1
 
 

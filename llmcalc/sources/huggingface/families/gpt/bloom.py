@@ -89,11 +89,11 @@ ATTENTION_IGNORED_FIELDS = frozenset(
 )
 
 
-def _is_newer_decoder(config_values: ConfigValues) -> bool:
+def _is_newer_decoder(model_values: ConfigValues) -> bool:
     """Whether a Falcon has the newer decoder architecture: two parallel norms, or grouped queries."""
-    return config_values.layers[0].parallel == "separate" or config_values.usual_value("num_key_value_heads") not in (
+    return model_values.layers[0].parallel == "separate" or model_values.usual_value("num_key_value_heads") not in (
         1,
-        config_values.first_value("num_attention_heads"),
+        model_values.first_value("num_attention_heads"),
     )
 
 
@@ -105,11 +105,11 @@ def _with_cache_of_every_head(op: Op) -> Op:
 
 def _has_grouped_queries(spec: ModelSpec) -> bool:
     """Whether a Falcon has the newer decoder architecture and more than a single key/value head."""
-    mixer, is_parallel = spec.main.block.attention, spec.main.block.parallel
+    token_mixer, is_parallel = spec.main.block.attention, spec.main.block.parallel
     return (
-        isinstance(mixer, Attention)
-        and mixer.num_key_value_heads is not None
-        and (mixer.num_key_value_heads > 1 or is_parallel == "separate")
+        isinstance(token_mixer, Attention)
+        and token_mixer.num_key_value_heads is not None
+        and (token_mixer.num_key_value_heads > 1 or is_parallel == "separate")
     )
 
 

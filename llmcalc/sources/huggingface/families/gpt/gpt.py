@@ -80,8 +80,8 @@ def _read_gpt2(config: Config) -> Table:
     if config.flag("add_cross_attention"):
         cross_attention = {"cross_attention": head_fields, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
-    stack = {"position": learned_positions(config)}
-    return {**_gpt_model(config, token_mixer, stack=stack, **cross_attention), **_multiple_choice_head(config)}
+    stack_fields = {"position": learned_positions(config)}
+    return {**_gpt_model(config, token_mixer, stack=stack_fields, **cross_attention), **_multiple_choice_head(config)}
 
 
 def _read_gpt_bigcode(config: Config) -> Table:
@@ -92,8 +92,8 @@ def _read_gpt_bigcode(config: Config) -> Table:
     else:
         is_multi_query = config.flag("multi_query")
     kv_fields = {"num_key_value_heads": 1} if is_multi_query else {}
-    stack = {"position": learned_positions(config)}
-    return _gpt_model(config, full_width_heads(config, **kv_fields, **biases(True, *QKVO_BIASES)), stack=stack)
+    stack_fields = {"position": learned_positions(config)}
+    return _gpt_model(config, full_width_heads(config, **kv_fields, **biases(True, *QKVO_BIASES)), stack=stack_fields)
 
 
 def _read_gpt_neo(config: Config) -> Table:
@@ -115,8 +115,10 @@ def _read_gpt_neo(config: Config) -> Table:
         raise config.error(
             "attention_types", attention_types, f'what each of {depth} layers is: [[["global", "local"], {depth // 2}]]'
         )
-    stack = {**stack_of_variants(layer_changes, layer_kinds), "position": learned_positions(config)}
-    return _gpt_model(config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack)
+    stack_fields = {**stack_of_variants(layer_changes, layer_kinds), "position": learned_positions(config)}
+    return _gpt_model(
+        config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack_fields
+    )
 
 
 def _read_openai_gpt(config: Config) -> Table:
@@ -179,15 +181,15 @@ IGNORED_FIELDS = field_names("""
     """)
 
 
-def _activation_name(config_values: ConfigValues) -> str:
+def _activation_name(model_values: ConfigValues) -> str:
     """Returns GPT-1's activation name, where `gelu` means the approximate GELU."""
-    hidden_act = config_values.network.hidden_act
+    hidden_act = model_values.network.hidden_act
     return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(hidden_act, hidden_act)
 
 
-def _attention_types(config_values: ConfigValues) -> list[Any]:
+def _attention_types(model_values: ConfigValues) -> list[Any]:
     """Returns GPT-Neo's attention type for each layer."""
-    layer_kinds = config_values.layer_kinds()
+    layer_kinds = model_values.layer_kinds()
     return [[["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in layer_kinds]
 
 

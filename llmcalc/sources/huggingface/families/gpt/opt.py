@@ -51,8 +51,8 @@ def _fairseq_decoder(
 IGNORED_FIELDS = frozenset({"activation_dropout", "learned_embeddings", "scale_embedding", "scale_embeddings"})
 
 
-def _has_pre_norm(config_values: ConfigValues) -> bool:
-    return config_values.layers[0].norm_placement == "pre"
+def _has_pre_norm(model_values: ConfigValues) -> bool:
+    return model_values.layers[0].norm_placement == "pre"
 
 
 FAMILIES = {

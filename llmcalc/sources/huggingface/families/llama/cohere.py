@@ -63,8 +63,8 @@ def _read_cohere2(config: Config) -> Table:
     attention_table = attention(config, **attention_biases(config))
     if config.optional_integer("sliding_window") is None:
         del attention_table["position"]
-    stack = sliding_stack(config, layer_kinds, full_fields={"position": "none"})
-    return _parallel_decoder(config, attention_table, glu(config), _layer_norm(config), stack)
+    stack_fields = sliding_stack(config, layer_kinds, full_fields={"position": "none"})
+    return _parallel_decoder(config, attention_table, glu(config), _layer_norm(config), stack_fields)
 
 
 def _read_cohere2_moe(config: Config) -> Table:
@@ -131,9 +131,9 @@ def _read_cohere_compass(config: Config) -> Table:
     if "sliding" in layer_kinds and window_size is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
     changes_by_kind = {layer_kind: {"attention": changes} for layer_kind, changes in attention_changes.items()}
-    stack = stack_of_variants(changes_by_kind, layer_kinds)
+    stack_fields = stack_of_variants(changes_by_kind, layer_kinds)
     attention_table = attention(config, **attention_biases(config))
-    return _parallel_decoder(config, attention_table, glu(config), _layer_norm(config), stack)
+    return _parallel_decoder(config, attention_table, glu(config), _layer_norm(config), stack_fields)
 
 
 IGNORED_FIELDS = field_names("""
@@ -143,11 +143,11 @@ IGNORED_FIELDS = field_names("""
     """)
 
 
-def _rms_eps(config_values: ConfigValues) -> float:
+def _rms_eps(model_values: ConfigValues) -> float:
     """Returns an RMSNorm's epsilon, for a config field that only configs with an RMSNorm have."""
-    if config_values.layers[0].norm.type != "rmsnorm":
+    if model_values.layers[0].norm.type != "rmsnorm":
         raise AbsentValue
-    return config_values.layers[0].norm.eps
+    return model_values.layers[0].norm.eps
 
 
 FAMILIES = {

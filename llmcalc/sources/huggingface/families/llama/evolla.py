@@ -45,8 +45,11 @@ def _read_evolla(config: Config) -> Table:
     config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
     adapter_interval = max(depth // config.integer("aligner_num_add_layers"), 1)
     adapted_layer = {"type": "adapted", "adapter": {"type": "gated_cross", **adapter_table}}
-    stack: Table = {"variants": {"adapted": adapted_layer}, "pattern": [*["block"] * (adapter_interval - 1), "adapted"]}
-    return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
+    stack_fields: Table = {
+        "variants": {"adapted": adapted_layer},
+        "pattern": [*["block"] * (adapter_interval - 1), "adapted"],
+    }
+    return {**decoder(config, block, norm, stack=stack_fields), "tie_word_embeddings": False}
 
 
 FAMILIES = {

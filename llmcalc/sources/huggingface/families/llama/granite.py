@@ -107,9 +107,9 @@ def _read_granitemoe_swa(config: Config) -> Table:
     return _sliding_decoder(config, _shared_experts(config))
 
 
-def _rope_bases(config_values: ConfigValues) -> Any:
+def _rope_bases(model_values: ConfigValues) -> Any:
     """Returns RoPE's base in each layer, or 0 without positions."""
-    return [position.rope_theta if isinstance(position, Rope) else 0 for position in config_values.positions]
+    return [position.rope_theta if isinstance(position, Rope) else 0 for position in model_values.positions]
 
 
 ROPE_BASE_WRITERS: FieldWriters = {**WINDOW_WRITER, "layer_rope_theta": _rope_bases}

@@ -28,7 +28,7 @@ def _read_hrm_text(config: Config) -> Table:
     low_level_names = [f"low_{layer_index}" for layer_index in range(depth)]
     high_level_names = [f"high_{layer_index}" for layer_index in range(depth)]
     layer_kinds = [*low_level_names * low_level_cycles, *high_level_names] * high_level_cycles
-    stack = {
+    stack_fields = {
         "num_hidden_layers": len(layer_kinds),
         "variants": {layer_kind: {} for layer_kind in (*low_level_names, *high_level_names)},
         "first_layers": layer_kinds,
@@ -37,7 +37,7 @@ def _read_hrm_text(config: Config) -> Table:
         "second_stream": {},
     }
     block = layer_table(attention_table, glu(config, config.flag("mlp_bias")), norm)
-    return decoder(config, block, norm, stack=stack)
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 FAMILIES = {

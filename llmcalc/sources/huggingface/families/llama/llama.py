@@ -89,8 +89,8 @@ def _read_cwm(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config), glu(config, config.flag("mlp_bias")), norm)
     config.integer("sliding_window")
-    stack = sliding_stack(config, ["sliding" if layer_index % 4 else "full" for layer_index in range(depth)])
-    return decoder(config, block, norm, stack=stack)
+    stack_fields = sliding_stack(config, ["sliding" if layer_index % 4 else "full" for layer_index in range(depth)])
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 FAMILIES = {

@@ -29,8 +29,8 @@ def _read_mllama_text_model(config: Config) -> Table:
         config.notes.append(
             "cross_attention_layers: their parameters are counted; their products with the image are not counted"
         )
-    stack = {"variants": {"image": image_layer}, **layer_pattern(layer_kinds)} if "image" in layer_kinds else {}
-    return decoder(config, layer, norm, stack=stack, additional_vocab_size=EXTRA_EMBEDDING_ROWS)
+    stack_fields = {"variants": {"image": image_layer}, **layer_pattern(layer_kinds)} if "image" in layer_kinds else {}
+    return decoder(config, layer, norm, stack=stack_fields, additional_vocab_size=EXTRA_EMBEDDING_ROWS)
 
 
 FAMILIES = {

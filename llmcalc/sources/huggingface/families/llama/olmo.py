@@ -43,8 +43,8 @@ def _decoder_with_qk_norm(
 
 
 def _read_olmo3(config: Config) -> Table:
-    stack = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 4))
-    return _decoder_with_qk_norm(config, glu(config), "output", stack)
+    stack_fields = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 4))
+    return _decoder_with_qk_norm(config, glu(config), "output", stack_fields)
 
 
 def _routed_experts(config: Config) -> Table:

@@ -85,8 +85,8 @@ def _read_qwen4(config: Config) -> Table:
             )
         )
     shared_fields: Table = {"hc_mult": stream_count, "hc_lowrank": low_rank, "norm": norm}
-    stack = {**stack_of_layers(layers), "streams": {"type": "gated_streams", **shared_fields}}
-    return decoder(config, block, None, stack=stack)
+    stack_fields = {**stack_of_layers(layers), "streams": {"type": "gated_streams", **shared_fields}}
+    return decoder(config, block, None, stack=stack_fields)
 
 
 def _indexer(config: Config, norm: Table) -> Table:
@@ -174,15 +174,22 @@ QUERY_BY_QUERY = Deviation(
 )
 
 
-def _indexer_of_model(config_values: ConfigValues) -> Any:
+def _indexer_of_model(model_values: ConfigValues) -> Any:
     return require_present(
-        next((mixer.block_indexer for mixer in config_values.mixers if getattr(mixer, "block_indexer", None)), None)
+        next(
+            (
+                token_mixer.block_indexer
+                for token_mixer in model_values.mixers
+                if getattr(token_mixer, "block_indexer", None)
+            ),
+            None,
+        )
     )
 
 
-def _ngram_parts(config_values: ConfigValues) -> dict[int, Any]:
+def _ngram_parts(model_values: ConfigValues) -> dict[int, Any]:
     input_by_layer = {
-        layer_index + 1: getattr(layer, "ngram_input", None) for layer_index, layer in enumerate(config_values.layers)
+        layer_index + 1: getattr(layer, "ngram_input", None) for layer_index, layer in enumerate(model_values.layers)
     }
     return {layer_index: ngram_input for layer_index, ngram_input in input_by_layer.items() if ngram_input is not None}
 

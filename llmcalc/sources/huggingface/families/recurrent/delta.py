@@ -92,8 +92,8 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
     layer_kinds = [
         kind + ("_moe" if has_experts else "") for kind, has_experts in zip(mixer_kinds, expert_flags, strict=True)
     ]
-    stack = stack_of_kinds(layer_configs, layer_kinds)
-    return decoder(config, stack["block"], norm, stack=stack, **_prediction_module(config, layer_kinds))
+    stack_fields = stack_of_kinds(layer_configs, layer_kinds)
+    return decoder(config, stack_fields["block"], norm, stack=stack_fields, **_prediction_module(config, layer_kinds))
 
 
 def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
@@ -185,7 +185,8 @@ def read_ling_3(config: Config) -> Table:
         config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound_fields
     )
     default_layer_kinds = [
-        "linear" if (index + 1) % attention_period else "full" for index in range(config.integer("num_hidden_layers"))
+        "linear" if (layer_index + 1) % attention_period else "full"
+        for layer_index in range(config.integer("num_hidden_layers"))
     ]
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
     full_attention = latent_attention(config, output_gate={"per": "head"})
@@ -241,15 +242,15 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
         **({"dense": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}),
     }
     layer_configs = {
-        f"{mixer_kind}_{ffn_kind}": {**mixer, "feed_forward": ffn}
-        for mixer_kind, mixer in mixers.items()
+        f"{mixer_kind}_{ffn_kind}": {**token_mixer, "feed_forward": ffn}
+        for mixer_kind, token_mixer in mixers.items()
         for ffn_kind, ffn in ffns_by_kind.items()
     }
-    stack = stack_of_kinds(
+    stack_fields = stack_of_kinds(
         layer_configs,
         [f"{mixer_kind}_{ffn_kind}" for mixer_kind, ffn_kind in zip(mixer_kinds, layer_kinds, strict=True)],
     )
-    return {**decoder(config, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
+    return {**decoder(config, stack_fields["block"], norm, stack=stack_fields), "tie_word_embeddings": False}
 
 
 def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
@@ -297,8 +298,10 @@ def _read_olmo_hybrid(config: Config) -> Table:
     default_layer_kinds = ["full" if layer_index % 4 == 3 else "linear" for layer_index in range(depth)]
     if "full" not in default_layer_kinds:
         default_layer_kinds[-1] = "full"
-    stack = stack_of_kinds(layer_configs, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds))
-    return decoder(config, stack["block"], norm, stack=stack)
+    stack_fields = stack_of_kinds(
+        layer_configs, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
+    )
+    return decoder(config, stack_fields["block"], norm, stack=stack_fields)
 
 
 def _has_rope(config: Config) -> bool:

@@ -52,11 +52,11 @@ def hybrid_attention(config: Config, **attention_fields: Any) -> Table:
 def mixed_decoder(config: Config, layer_configs: dict[str, Table], layer_kinds: list[str]) -> Table:
     """Returns a decoder with several kinds of layers. Each kind is a layer's table without its norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    stack = stack_of_kinds(
+    stack_fields = stack_of_kinds(
         {layer_kind: {**table, "norm": norm, "norm_placement": "pre"} for layer_kind, table in layer_configs.items()},
         layer_kinds,
     )
-    return decoder(config, stack.pop("block"), norm, stack=stack)
+    return decoder(config, stack_fields.pop("block"), norm, stack=stack_fields)
 
 
 def dense_ffn(config: Config, bias: bool = False, ffn_width: int | None = None) -> Table:
@@ -126,8 +126,8 @@ def _read_jamba(config: Config) -> Table:
     }
     mixers = {"attention": hybrid_attention(config, position=None), "mamba": mamba}
     layer_configs = {
-        f"{mixer_kind}_{ffn_kind}": {"attention": mixer, "feed_forward": ffn}
-        for mixer_kind, mixer in mixers.items()
+        f"{mixer_kind}_{ffn_kind}": {"attention": token_mixer, "feed_forward": ffn}
+        for mixer_kind, token_mixer in mixers.items()
         for ffn_kind, ffn in ffns_by_kind.items()
     }
     mixer_and_ffn_kinds = zip(
@@ -147,14 +147,17 @@ def _read_bamba(config: Config) -> Table:
         "mamba": mamba2(config, _expanded_width(config)),
     }
     layer_kinds = [
-        "attention" if index in attention_layers else "mamba" for index in range(config.integer("num_hidden_layers"))
+        "attention" if layer_index in attention_layers else "mamba"
+        for layer_index in range(config.integer("num_hidden_layers"))
     ]
     return _decoder_of_mixers(config, mixers, ffn, layer_kinds)
 
 
 def _decoder_of_mixers(config: Config, mixers: Table, ffn: Table, layer_kinds: list[str]) -> Table:
     """Returns a decoder whose layers have one kind of FFN and mixers of several kinds (`mixers`)."""
-    layers_by_kind = {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()}
+    layers_by_kind = {
+        layer_kind: {"attention": token_mixer, "feed_forward": ffn} for layer_kind, token_mixer in mixers.items()
+    }
     return mixed_decoder(config, layers_by_kind, layer_kinds)
 
 

@@ -84,26 +84,32 @@ classes ignore.
 """
 
 
-def layer_interval(config_values: ConfigValues, layer_indices: list[int]) -> int:
+def layer_interval(model_values: ConfigValues, layer_indices: list[int]) -> int:
     """Returns the distance between consecutive listed layers; the model's layer count if fewer than two are listed."""
-    return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(config_values.layers)
+    return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(model_values.layers)
 
 
-def full_attention_layers(config_values: ConfigValues) -> list[int]:
+def full_attention_layers(model_values: ConfigValues) -> list[int]:
     """Returns the indices of the layers with full attention."""
-    return [index for index, layer_kind in enumerate(config_values.layer_kinds()) if layer_kind == "full_attention"]
+    return [
+        layer_index
+        for layer_index, layer_kind in enumerate(model_values.layer_kinds())
+        if layer_kind == "full_attention"
+    ]
 
 
-def inner_width(config_values: ConfigValues) -> int:
+def inner_width(model_values: ConfigValues) -> int:
     """Returns the number of channels of the first state-space mixer."""
-    mixer = config_values.part_of_type("mamba", "mamba2")
-    inner_size: int = mixer.intermediate_size if mixer.type == "mamba" else mixer.num_heads * mixer.head_dim
+    token_mixer = model_values.part_of_type("mamba", "mamba2")
+    inner_size: int = (
+        token_mixer.intermediate_size if token_mixer.type == "mamba" else token_mixer.num_heads * token_mixer.head_dim
+    )
     return inner_size
 
 
-def expansion_factor(config_values: ConfigValues) -> int:
+def expansion_factor(model_values: ConfigValues) -> int:
     """Returns the channels of the recurrence divided by the model's width."""
-    expansion_ratio, remainder = divmod(inner_width(config_values), config_values.spec.hidden_size)
+    expansion_ratio, remainder = divmod(inner_width(model_values), model_values.spec.hidden_size)
     if remainder or not expansion_ratio:
         raise AbsentValue
     return expansion_ratio
@@ -111,7 +117,7 @@ def expansion_factor(config_values: ConfigValues) -> int:
 
 def state_space_field(field_name: str) -> FieldWriter:
     """Returns a function that gives a config field its value from a field of the first state-space mixer."""
-    return lambda config_values: getattr(config_values.part_of_type("mamba", "mamba2"), field_name)
+    return lambda model_values: getattr(model_values.part_of_type("mamba", "mamba2"), field_name)
 
 
 MAMBA_WRITERS: FieldWriters = {

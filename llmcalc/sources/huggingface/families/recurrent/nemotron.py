@@ -140,10 +140,10 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
         )
         layer_table_by_kind[variant_name] = layer_fields
         layer_variant_names.append(variant_name)
-    stack = stack_of_kinds(layer_table_by_kind, layer_variant_names)
-    stack["num_hidden_layers"] = len(layer_variant_names)
-    mtp_fields = _mtp_fields(config, stack, norm, layer_builders)
-    return decoder(config, stack.pop("block"), norm, stack=stack, tie_word_embeddings=False, **mtp_fields)
+    stack_fields = stack_of_kinds(layer_table_by_kind, layer_variant_names)
+    stack_fields["num_hidden_layers"] = len(layer_variant_names)
+    mtp_fields = _mtp_fields(config, stack_fields, norm, layer_builders)
+    return decoder(config, stack_fields.pop("block"), norm, stack=stack_fields, tie_word_embeddings=False, **mtp_fields)
 
 
 def _mtp_fields(
@@ -170,12 +170,12 @@ def mtp_layer_kinds(config: Config) -> list[str]:
     return []
 
 
-def _layer_type_names(config_values: ConfigValues) -> list[str]:
+def _layer_type_names(model_values: ConfigValues) -> list[str]:
     """Returns each layer's name in `layers_block_type`, where every sublayer counts as a layer."""
     kind_by_mixer = {"mamba2": "mamba", "attention": "attention"}
     return [
         kind_by_mixer.get(layer.attention.type) or {"mlp": "mlp", "moe": "moe"}[layer.feed_forward.type]
-        for layer in config_values.layers
+        for layer in model_values.layers
     ]
 
 

@@ -68,13 +68,13 @@ def _hybrid_decoder(
         )
         layer_configs[layer_kind] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
     variant_names = [kind_by_layer.get(layer_index, "mamba") for layer_index in range(depth)]
-    stack = stack_of_kinds(layer_configs, variant_names)
+    stack_fields = stack_of_kinds(layer_configs, variant_names)
     shared_kinds = list(dict.fromkeys(hybrid_kinds)) if is_tied else []
     return decoder(
         config,
-        stack.pop("block"),
+        stack_fields.pop("block"),
         norm,
-        stack={**stack, **layer_pattern(variant_names), "shared_layers": shared_kinds},
+        stack={**stack_fields, **layer_pattern(variant_names), "shared_layers": shared_kinds},
         **model_fields,
     )
 
@@ -170,23 +170,23 @@ ZAMBA_IGNORED_FIELDS = IGNORED_FIELDS | field_names("""
     """)
 
 
-def _layer_kinds(config_values: ConfigValues) -> list[str]:
+def _layer_kinds(model_values: ConfigValues) -> list[str]:
     """Returns the kinds of Zamba's layers: with or without a shared block before the state-space mixer."""
-    return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in config_values.layers]
+    return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in model_values.layers]
 
 
-def _shared_transformer(config_values: ConfigValues) -> Any:
-    return config_values.first_value("transformer")
+def _shared_transformer(model_values: ConfigValues) -> Any:
+    return model_values.first_value("transformer")
 
 
-def _shared_blocks(config_values: ConfigValues) -> int:
+def _shared_blocks(model_values: ConfigValues) -> int:
     return max(
         1,
         len(
             {
                 layer_kind
-                for layer_kind in config_values.first_stack.layer_names()
-                if hasattr(config_values.first_stack.layer(layer_kind), "transformer")
+                for layer_kind in model_values.first_stack.layer_names()
+                if hasattr(model_values.first_stack.layer(layer_kind), "transformer")
             }
         ),
     )

@@ -1,4 +1,4 @@
-"""DeepSeek-V4.1: entries and selections shared by layers, delayed hyper-connections, and engrams.
+"""DeepSeek-V4.1: compressed keys and selections shared by layers, delayed hyper-connections, and engrams.
 
 An engram is a table of hashed n-grams whose rows a layer adds to its residual streams. Sources:
 vllm/models/deepseek_v41 of vllm-project/vllm at v0.33.0, and mlx_vlm/models/deepseek_v41 of Blaizzy/mlx-vlm.
@@ -56,9 +56,9 @@ def _read_deepseek_v41_text(config: Config) -> Table:
                 layer_changes | ngram_inputs.get(layer_index, {}),
             )
         )
-    stack = stack_of_layers(layers)
-    stack["streams"] = {"type": "delayed_hyper", "hc_mult": stream_count}
-    return decoder(config, block, norm, stack=stack)
+    stack_fields = stack_of_layers(layers)
+    stack_fields["streams"] = {"type": "delayed_hyper", "hc_mult": stream_count}
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:

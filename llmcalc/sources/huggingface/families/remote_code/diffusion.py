@@ -59,8 +59,8 @@ def _read_llada(config: Config) -> Table:
     is_tied = config.flag("tie_word_embeddings")
     embedding_rows = config.optional_integer("embedding_size") or config.integer("vocab_size")
     config.fields_read.add("vocab_size")
-    head = biases(has_bias and not is_tied, "bias")
-    return {**encoder(config, block, {"final_norm": norm}, head), "vocab_size": embedding_rows}
+    head_fields = biases(has_bias and not is_tied, "bias")
+    return {**encoder(config, block, {"final_norm": norm}, head_fields), "vocab_size": embedding_rows}
 
 
 def _read_llada_moe(config: Config) -> Table:
@@ -82,9 +82,9 @@ def _read_llada_moe(config: Config) -> Table:
         dense_ffn = {}
     config.fields_read.add("dense_intermediate_size")
     block = layer_table(attention_table, experts, norm)
-    dense = {"feed_forward": dense_ffn} if dense_ffn else {}
-    stack = stack_of_combined_kinds((layer_kinds, {"moe": {}, "dense": dense}))
-    return encoder(config, block, {**stack, "final_norm": norm}, {})
+    dense_layer_fields = {"feed_forward": dense_ffn} if dense_ffn else {}
+    stack_fields = stack_of_combined_kinds((layer_kinds, {"moe": {}, "dense": dense_layer_fields}))
+    return encoder(config, block, {**stack_fields, "final_norm": norm}, {})
 
 
 def _read_dream(config: Config) -> Table:

@@ -78,9 +78,9 @@ def _gated_alibi_encoder(config: Config, norm: Table, mixer_fields: Table, activ
     intermediate_size = config.integer("intermediate_size")
     ffn = {"intermediate_size": intermediate_size, "hidden_act": activation, "gated": True, "down_bias": True}
     block = layer_table(attention_table, ffn, norm, "post")
-    stack = {"embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
+    stack_fields = {"embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     has_pooler = config.head_kind == "none" or scores_sequences(config)
-    return encoder(config, block, stack, bert_head(config, bert_activation(config)), {}, **pooler(has_pooler))
+    return encoder(config, block, stack_fields, bert_head(config, bert_activation(config)), {}, **pooler(has_pooler))
 
 
 def _read_nucleotide_transformer_v2(config: Config) -> Table:

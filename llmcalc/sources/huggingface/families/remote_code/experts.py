@@ -48,7 +48,9 @@ def _read_deepseek(config: Config) -> Table:
 def _read_bailing_moe(config: Config) -> Table:
     """Reads Ling and Ring, versions 1 and 2, with DeepSeek-V3's MTP modules in version 2."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    layer_kinds = ["dense" if index < config.count("first_k_dense_replace") else "moe" for index in range(depth)]
+    layer_kinds = [
+        "dense" if layer_index < config.count("first_k_dense_replace") else "moe" for layer_index in range(depth)
+    ]
     return deepseek_decoder(config, ling_attention(config, norm), ling_experts(config), layer_kinds)
 
 
@@ -129,13 +131,14 @@ def _read_klear(config: Config) -> Table:
     dense_indices = set(config.integers("mlp_only_layers")) if config.get("mlp_only_layers") else set()
     expert_interval, expert_width = config.integer("decoder_sparse_step"), config.integer("moe_intermediate_size")
     layer_kinds = [
-        "dense" if index in dense_indices or (index + 1) % expert_interval else "moe" for index in range(depth)
+        "dense" if layer_index in dense_indices or (layer_index + 1) % expert_interval else "moe"
+        for layer_index in range(depth)
     ]
     shared_width = expert_width * config.integer("n_shared_experts")
     experts = gated_experts(config, expert_width, shared_width, shared_expert_mix=True, **SIGMOID_ROUTING)
     block = layer_table(attention_table, experts, norm)
-    dense = {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}
-    layer_configs: Table = {"moe": {}, "dense": dense}
+    dense_layer_fields = {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}
+    layer_configs: Table = {"moe": {}, "dense": dense_layer_fields}
     config.fields_read.add("intermediate_size")
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 

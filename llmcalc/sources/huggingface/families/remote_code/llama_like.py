@@ -131,8 +131,8 @@ def _read_wedlm(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     qk_norms = qk_norm_fields(norm) if config.flag("qk_norm") else {}
     attention_table = attention(config, **attention_biases(config, QKV_BIASES), **qk_norms)
-    stack = sliding_stack(config, ["full"] * config.integer("num_hidden_layers"))
-    return decoder(config, layer_table(attention_table, glu(config), norm), norm, stack=stack)
+    stack_fields = sliding_stack(config, ["full"] * config.integer("num_hidden_layers"))
+    return decoder(config, layer_table(attention_table, glu(config), norm), norm, stack=stack_fields)
 
 
 def _read_refact(config: Config) -> Table:

@@ -28,11 +28,11 @@ def _read_mpt(config: Config) -> Table:
     norm = _norm(config, has_bias)
     attention_config = config.section("attn_config", ATTENTION_DEFAULTS)
     attention_table = _attention(config, attention_config, norm, has_bias)
-    stack: Table = {}
+    stack_fields: Table = {}
     if "position" not in attention_table and config.flag("learned_pos_emb"):
-        stack = {"position": learned_positions(config)}
+        stack_fields = {"position": learned_positions(config)}
     attention_config.finish(ATTENTION_IGNORED_FIELDS, config)
-    return decoder(config, layer_table(attention_table, _ffn(config, has_bias), norm), norm, stack=stack)
+    return decoder(config, layer_table(attention_table, _ffn(config, has_bias), norm), norm, stack=stack_fields)
 
 
 def _norm(config: Config, has_bias: bool) -> Table:

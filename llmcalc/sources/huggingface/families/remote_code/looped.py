@@ -31,7 +31,7 @@ OTHER_STRUCTURES = (
 def _read_ouro(config: Config) -> Table:
     """Reads Ouro with all steps for every token (no early exit)."""
     depth, loop_count = config.integer("num_hidden_layers"), config.integer("total_ut_steps")
-    stack = _looped_stack(config, loop_count)
+    stack_fields = _looped_stack(config, loop_count)
     config.require("use_sliding_window", False)
     listed_kinds(config, "layer_types", {"full_attention": "full"}, ["full"] * depth)
     config.notes.append(
@@ -40,7 +40,7 @@ def _read_ouro(config: Config) -> Table:
     )
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config), glu(config), norm, "sandwich")
-    return decoder(config, block, norm, stack=stack)
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 def _read_nanbeige(config: Config) -> Table:

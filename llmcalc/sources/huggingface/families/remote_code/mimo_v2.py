@@ -81,9 +81,11 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
         "sliding": {"attention": {**attention_table, **sliding_sizes, **sink_fields, "sliding_window": window_size}},
     }
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = stack_of_combined_kinds((attention_kinds, attention_changes), (ffn_kinds, ffn_changes))
-    mtp_fields = add_mtp_modules(config, stack, "sliding-dense", attention_changes["sliding"]) if has_prediction else {}
-    return decoder(config, block, norm, stack=stack, **mtp_fields)
+    stack_fields = stack_of_combined_kinds((attention_kinds, attention_changes), (ffn_kinds, ffn_changes))
+    mtp_fields = (
+        add_mtp_modules(config, stack_fields, "sliding-dense", attention_changes["sliding"]) if has_prediction else {}
+    )
+    return decoder(config, block, norm, stack=stack_fields, **mtp_fields)
 
 
 def _layer_marks(config: Config, field_name: str, depth: int) -> list[int]:

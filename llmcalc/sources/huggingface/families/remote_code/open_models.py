@@ -41,26 +41,26 @@ def _read_hf_olmo(config: Config) -> Table:
         config, position=None, num_key_value_heads=_kv_heads(config), **biases(has_bias, *QKVO_BIASES)
     )
     token_mixer.pop("head_dim", None)
-    stack: Table = {}
+    stack_fields: Table = {}
     if config.flag("rope"):
         token_mixer["position"] = rope(config)
     elif config.flag("alibi"):
         token_mixer["position"] = {"type": "alibi"}
     else:
-        stack["position"] = learned_positions(config)
+        stack_fields["position"] = learned_positions(config)
     config.fields_read.update(("alibi", "rope_theta"))
     if config.flag("attention_layer_norm"):
         token_mixer |= qk_norm_fields(_olmo_norm(config, qk_norm_is_affine, norm_has_bias), "projection")
     if config.flag("embedding_layer_norm"):
-        stack["embedding_norm"] = norm
+        stack_fields["embedding_norm"] = norm
     block = layer_table(
         token_mixer, _feed_forward(config, has_bias), norm, "output" if config.flag("norm_after") else "pre"
     )
     embedding_rows = config.optional_integer("embedding_size") or config.integer("vocab_size")
     is_tied = config.flag("tie_word_embeddings")
     config.fields_read.add("vocab_size")
-    head = biases(has_bias and not is_tied, "bias")
-    return {**decoder(config, block, norm, head, stack), "vocab_size": embedding_rows}
+    head_fields = biases(has_bias and not is_tied, "bias")
+    return {**decoder(config, block, norm, head_fields, stack_fields), "vocab_size": embedding_rows}
 
 
 def _olmo_norm(config: Config, is_affine: bool, has_bias: bool) -> Table:
@@ -73,12 +73,14 @@ def _olmo_norm(config: Config, is_affine: bool, has_bias: bool) -> Table:
 
 def _kv_heads(config: Config) -> int:
     """Returns the number of key and value heads, which the older `multi_query_attention` sets to 1 or to all."""
-    head_count, kv_heads = config.integer("num_attention_heads"), config.optional_integer("num_key_value_heads")
+    head_count, stated_kv_heads = config.integer("num_attention_heads"), config.optional_integer("num_key_value_heads")
     if config.get("multi_query_attention") is None:
-        return kv_heads or head_count
+        return stated_kv_heads or head_count
     kv_head_count = 1 if config.flag("multi_query_attention") else head_count
-    if kv_heads not in (None, kv_head_count):
-        raise config.error("num_key_value_heads", kv_heads, f"{kv_head_count}, as multi_query_attention says, or none")
+    if stated_kv_heads not in (None, kv_head_count):
+        raise config.error(
+            "num_key_value_heads", stated_kv_heads, f"{kv_head_count}, as multi_query_attention says, or none"
+        )
     return kv_head_count
 
 
@@ -209,9 +211,9 @@ def _openlm_arguments(config: Config) -> Table:
         "gelu": {"intermediate_size": _ffn_width_of_ratio(config, 4), "hidden_act": "gelu"},
     }
     ffn = config.choice(ffns_by_kind, "ffn_type")
-    stack = {"embedding_norm": norm} if config.flag("post_embed_norm") else {}
+    stack_fields = {"embedding_norm": norm} if config.flag("post_embed_norm") else {}
     block = layer_table(token_mixer, ffn, norm)
-    return decoder(config, block, norm, stack=stack)
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 OLMO_SOURCE = "https://github.com/allenai/OLMo olmo/model.py"

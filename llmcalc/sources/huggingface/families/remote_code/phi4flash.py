@@ -61,9 +61,9 @@ def _read_phi4flash(config: Config) -> Table:
     ]
     ffn = glu(config, config.flag("mlp_bias"))
     block = layer_table(mamba, ffn, norm)
-    head = {"bias": True} if config.flag("lm_head_bias") else None
+    head_fields = {"bias": True} if config.flag("lm_head_bias") else None
     layer_changes = {kind: fields for kind, fields in layer_changes.items() if kind in layer_kinds}
-    return decoder(config, block, norm, head, stack_of_combined_kinds((layer_kinds, layer_changes)))
+    return decoder(config, block, norm, head_fields, stack_of_combined_kinds((layer_kinds, layer_changes)))
 
 
 def _window_size(config: Config) -> int | None:

@@ -53,8 +53,8 @@ def _with_first_norm(
         "input_norm": norm,
         **({"attention": {**time_mixing, **first_mixing_fields}} if first_mixing_fields else {}),
     }
-    stack = {"variants": {"first": layer_changes}, "first_layers": ["first"], "pattern": ["block"]}
-    return decoder(config, block, norm, stack=stack)
+    stack_fields = {"variants": {"first": layer_changes}, "first_layers": ["first"], "pattern": ["block"]}
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 def _read_rwkv7(config: Config) -> Table:

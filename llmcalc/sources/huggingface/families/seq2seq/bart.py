@@ -95,9 +95,13 @@ def _read_pp_formulanet_text(config: Config) -> Table:
     norm, layer = layernorm(), bart_block(config, "decoder", "pre")
     config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
     num_hidden_layers = config.integer("decoder_layers")
-    stack = {"num_hidden_layers": num_hidden_layers, "position": learned_positions(config, 2), "embedding_norm": norm}
+    stack_fields = {
+        "num_hidden_layers": num_hidden_layers,
+        "position": learned_positions(config, 2),
+        "embedding_norm": norm,
+    }
     config.fields_read.update(("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"))
-    return decoder(config, {**layer, "idle_cross_attention": True}, norm, stack=stack)
+    return decoder(config, {**layer, "idle_cross_attention": True}, norm, stack=stack_fields)
 
 
 def _read_blenderbot_small(config: Config) -> Table:
@@ -209,13 +213,13 @@ IGNORED_FIELDS = field_names("""
     """)
 
 
-def _field_of_stack(config_values: ConfigValues, stack_name: str, field_name: str) -> Any:
-    block = require_present(getattr(config_values.spec, stack_name)).block
+def _field_of_stack(model_values: ConfigValues, stack_name: str, field_name: str) -> Any:
+    block = require_present(getattr(model_values.spec, stack_name)).block
     return getattr(block, field_name)
 
 
-def _ffn_width_of_stack(config_values: ConfigValues, stack_name: str) -> int:
-    ffn = _field_of_stack(config_values, stack_name, "feed_forward")
+def _ffn_width_of_stack(model_values: ConfigValues, stack_name: str) -> int:
+    ffn = _field_of_stack(model_values, stack_name, "feed_forward")
     ffn_width: int = ffn.expert.intermediate_size if isinstance(ffn, MoE) else ffn.intermediate_size
     return ffn_width
 

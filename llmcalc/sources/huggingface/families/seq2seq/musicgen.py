@@ -32,12 +32,12 @@ def _read_musicgen(config: Config) -> Table:
         raise config.error("text_encoder", text_model_type, "the config of a text encoder, such as T5's")
     del model_fields["decoder"]["block"]["idle_cross_attention"]
     source_width = encoder["hidden_size"]
-    stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
+    stack_fields = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
     if source_width != model_fields["hidden_size"] and decoder_section.get("cross_attention_hidden_size") is None:
-        stack["output_size"] = model_fields["hidden_size"]
+        stack_fields["output_size"] = model_fields["hidden_size"]
     config.fields_read.add("audio_encoder")
     config.notes.append("its encoder is not counted: audio_encoder: the codec that turns audio into tokens and back")
-    return {**model_fields, "encoder": stack}
+    return {**model_fields, "encoder": stack_fields}
 
 
 def _read_musicgen_decoder(config: Config) -> Table:

@@ -63,7 +63,7 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
     attention: Table = {"num_attention_heads": head_count, **biases(True, *QKVO_BIASES)}
     activation = config.choice(ACTIVATIONS, "activation_function")
     block: Table = layer_table(attention, mlp(config.integer(f"{stack_name}_ffn_dim"), activation), layernorm(), "post")
-    stack: Table = {
+    stack_fields: Table = {
         "num_hidden_layers": config.integer(f"num_{stack_name}_layers"),
         "block": block,
         "position": _learned_positions(config, 0 if stack_name == "encoder" else 1),
@@ -78,8 +78,8 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
             **config.integer_fields("num_buckets", "relative_max_distance"),
         }
         block["cross_attention"] = attention
-        stack["streams"] = {"type": "predict_streams", "ngram": ngram_length}
-    return stack
+        stack_fields["streams"] = {"type": "predict_streams", "ngram": ngram_length}
+    return stack_fields
 
 
 def _learned_positions(config: Config, extra_rows: int) -> Table:
@@ -93,9 +93,9 @@ def _learned_positions(config: Config, extra_rows: int) -> Table:
     return {"type": "learned", "max_position_embeddings": position_rows - position_offset, "offset": position_offset}
 
 
-def _decoder_positions(config_values: ConfigValues) -> Any:
+def _decoder_positions(model_values: ConfigValues) -> Any:
     """Returns the decoder's learned positions."""
-    return config_values.main_stack.position
+    return model_values.main_stack.position
 
 
 FIELD_WRITERS: FieldWriters = {

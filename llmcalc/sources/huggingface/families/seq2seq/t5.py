@@ -32,9 +32,9 @@ def _read_t5(config: Config) -> Table:
                 patch_size,
                 "no such field: patches of a time series are not supported, only Chronos's tokens are",
             )
-    stack = shared_position_bias(config)
-    stack["relative_bias"]["bias_in_sdpa"] = True
-    return t5_model(config, t5_block(config), stack)
+    stack_fields = shared_position_bias(config)
+    stack_fields["relative_bias"]["bias_in_sdpa"] = True
+    return t5_model(config, t5_block(config), stack_fields)
 
 
 def _read_umt5(config: Config) -> Table:
@@ -114,8 +114,8 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
         return {**model_fields, "head": head_table(config)}
     decoder = {**(decoder_block or block), "cross_attention": _t5_attention(config)}
     model_fields["decoder"] = {"num_hidden_layers": decoder_layer_count, "block": decoder, "final_norm": norm, **stack}
-    head = head_table(config, None, {"transform": {"hidden_act": "tanh", "norm": None}}, class_count(config))
-    return {**model_fields, "head": head}
+    head_fields = head_table(config, None, {"transform": {"hidden_act": "tanh", "norm": None}}, class_count(config))
+    return {**model_fields, "head": head_fields}
 
 
 def decoder_depth(config: Config) -> int:

@@ -31,11 +31,11 @@ def _read_trocr(config: Config) -> Table:
     head_count, norm = config.integer("num_attention_heads"), layernorm()
     config.quotient("decoder_attention_heads", config.integer("hidden_size"), head_count)
     attention_table = {"num_attention_heads": head_count, **biases(True, *QKVO_BIASES)}
-    stack: Table = {"position": {"type": "sinusoidal"}}
+    stack_fields: Table = {"position": {"type": "sinusoidal"}}
     if config.flag("use_learned_position_embeddings"):
-        stack = {"position": learned_positions(config, 2)}
+        stack_fields = {"position": learned_positions(config, 2)}
     if config.flag("layernorm_embedding"):
-        stack["embedding_norm"] = norm
+        stack_fields["embedding_norm"] = norm
     ffn = mlp(config.integer("decoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     source_size = config.optional_integer("cross_attention_hidden_size")
     block = {
@@ -48,7 +48,7 @@ def _read_trocr(config: Config) -> Table:
         "norm_placement": "post",
     }
     config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
-    return decoder(config, block, None, stack=stack)
+    return decoder(config, block, None, stack=stack_fields)
 
 
 def _read_pix2struct_text_model(config: Config) -> Table:
