@@ -37,7 +37,7 @@ class ParameterCount:
 
     @property
     def active(self) -> Number:
-        """Active parameters per token: all parameters except those of experts to which the token is not routed.
+        """Active parameters per token: all parameters except experts that are not selected for the token.
 
         This is the maximum: no expert of the token is an identity expert.
         """

@@ -369,7 +369,7 @@ def record_inference(
     repeats_by_stack: Mapping[int, int] | None = None,
     workspace_bytes: int = 0,
 ) -> RecordedEvents:
-    """Records the allocations of set-up and passes for `RepeatAnalysis`. Other arguments: as in `InferenceRun`."""
+    """Records the allocations of set-up and passes of an `InferenceRun` for `RepeatAnalysis`."""
     memory_meter = EventRecorder()
     inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace_bytes, memory_meter)
     inference_run.set_up()

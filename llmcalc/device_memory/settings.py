@@ -653,7 +653,7 @@ class Settings:
 
     @property
     def is_serving(self) -> bool:
-        """Whether kernels and KV cache have the defaults of a serving engine instead of those of transformers."""
+        """Whether kernels and KV cache default to a serving engine's instead of transformers'."""
         return self.phase == "inference"
 
     def recompute_choice(self) -> Recompute:

@@ -163,7 +163,7 @@ class StaticMemory:
 
     @property
     def kv_cache(self) -> Number:
-        """Bytes of cached keys, values and recurrent states after the pass, including those of optional parts.
+        """Bytes of cached keys, values and recurrent states after the pass, optional parts included.
 
         There are `seq` tokens per sequence, after a decoding step one more.
         """

@@ -286,7 +286,7 @@ class TrainingRun:
         self.backward(loss)
 
     def forward(self) -> Tensor:
-        """Replays the forward pass; returns the loss, or the model's output if it has no language-model head."""
+        """Replays the forward pass; returns the loss, or the output of a model without a language-model head."""
         self.meter.place = AllocationPlace("forward")
         self.graph.autocast_dtype = BFLOAT16 if self.training_config.autocast else None
         offload = HostOffload(self.graph)
@@ -490,7 +490,7 @@ def record_training(
     repeats_by_stack: Mapping[int, int] | None = None,
     workspace_bytes: int = 0,
 ) -> RecordedEvents:
-    """Records the allocations of set-up and two steps for `RepeatAnalysis`. Last arguments: as in `TrainingRun`."""
+    """Records the allocations of set-up and two steps of a `TrainingRun` for `RepeatAnalysis`."""
     recorded_steps = None
     if not (training_config.keeps_gradients or training_config.optimizer_in_backward):
         recorded_steps = _record_passes_once(

@@ -36,7 +36,7 @@ LOSS_PATH: LabelledPath = (("loss", ""),)
 
 
 class StorageLocation(NamedTuple):
-    """The tree node whose module runs when a pass allocates, saves or frees a tensor.
+    """The node of the model's tree whose module is running when a tensor is allocated, saved or freed.
 
     path: path of the node.
     depth: number of its names that are the path of the layer; 0 outside of layers.

@@ -29,7 +29,7 @@ class ConfigFields:
         return self.table_data.get(field_name, default_value)
 
     def get_lowercase(self, field_name: str, default_value: Any = None) -> Any:
-        """Returns a field's value, as lower-case text if it is a string."""
+        """Returns a field's value; strings are converted to lower case."""
         field_value = self.get(field_name, default_value)
         return field_value.lower() if isinstance(field_value, str) else field_value
 

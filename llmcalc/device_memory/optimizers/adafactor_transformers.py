@@ -96,7 +96,7 @@ def _second_moment_estimate(
 def build_torch_optimizers(
     parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, has_momentum: bool
 ) -> Iterator[Any]:
-    """Builds the optimizer of transformers as its Trainer does. parameters: pairs (parameter, whether it is a matrix)."""
+    """Builds Adafactor as the Trainer does. parameters: pairs (parameter, whether it is a matrix)."""
     from transformers.optimization import Adafactor
 
     yield Adafactor([tensor for tensor, _ in parameters], lr=1e-3, scale_parameter=False, relative_step=False)

@@ -294,7 +294,7 @@ class Config:
         return [fields_by_layer.get(layer_index, {}) for layer_index in range(layer_count)]
 
     def section(self, field_name: str, defaults: Mapping[str, Any] | None = None) -> Config:
-        """Returns a nested table as a `Config`; empty if it is missing. defaults: defaults of the table's fields."""
+        """Returns a nested table as a `Config`; a missing table is empty. defaults: defaults of the table's fields."""
         section_data = self.table(field_name) if self.has(field_name) else {}
         return Config(section_data, defaults or {}, self.model_type, self.head_kind, f"{self.location}{field_name}.")
 
@@ -381,7 +381,7 @@ class Config:
             parent_config.default_sizes |= self.default_sizes
 
     def _corrected_name(self, field_name: str) -> str:
-        """Returns the known field that an unknown field may be a misspelling of, unless the config has it too."""
+        """Returns the known field that an unknown name probably misspells; a field that the config has is excluded."""
         if field_name in self.unread_aliases:
             return "" if self.has(self.aliases[field_name]) else self.aliases[field_name]
         unset_fields = sorted(field_name for field_name in tuple(self.fields_read) if not self.has(field_name))

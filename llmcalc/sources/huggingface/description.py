@@ -166,7 +166,7 @@ def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict
 
 
 def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the wrapper's field `tie_word_embeddings` if it replaces the text model's; otherwise an empty text.
+    """Returns the wrapper's weight-tying field if it overrides the text model's field; otherwise an empty text.
 
     Without one in the wrapper's config, the text model's is used: a checkpoint with both tensors is loaded untied,
     where the wrapper's class ties by default. A class that unties by default does so where no section states a value,
@@ -362,7 +362,7 @@ def _remarks_on_untied_head(family: Family, model_fields: Mapping[str, Any]) -> 
 
 
 def _remark_on_fixed_text_type(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
-    """Returns a remark if a wrapper's class reads the text section as another model type than the one stated.
+    """Returns a remark if a wrapper's class reads the text section as another model type than the stated type.
 
     Models of both types may differ (Gemma 3 whose `text_config` states Llama). No remark on a wrapper's own type, which
     some published sections state.

@@ -67,7 +67,7 @@ def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
 
 
 def _read_probability(config: Config, field_name: str) -> float:
-    """Returns the probability in a field; null means 0, as in transformers."""
+    """Returns a dropout probability of the config; null means 0, as in transformers."""
     config.fields_read.add(field_name)
     probability = config.config_fields.get(field_name, config.defaults.get(field_name, 0.0))
     if probability is None:

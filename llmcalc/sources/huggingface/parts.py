@@ -715,7 +715,7 @@ def with_router_fields(description_table: Any, router_fields: dict[str, Any], is
 def decoder_of_kinds(
     config: Config, block: Table, final_norm: Table | None, *kinds_and_changes: tuple[list[str], Table], **model: Any
 ) -> Table:
-    """Returns a decoder-only model with several kinds of layers. kinds_and_changes: as in `stack_of_combined_kinds`."""
+    """Returns a decoder-only model with several kinds of layers. kinds_and_changes: layer kinds, changed fields."""
     return decoder(config, block, final_norm, stack=stack_of_combined_kinds(*kinds_and_changes), **model)
 
 

@@ -20,7 +20,7 @@ USUAL_SIZE_NAMES = {**dict.fromkeys(WIDTH_FIELDS, "hidden_size"), **dict.fromkey
 
 
 def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns the config with its text model's section under the usual name, with a remark if it had another.
+    """Returns the config with its text model's section under the usual name, with a remark if the section is renamed.
 
     Sizes beside the section may repeat those in it (Unlimited-OCR).
 

@@ -246,7 +246,7 @@ def bert_score_head(activation: str) -> Table:
 
 
 def embedding_size(config: Config, is_always_set: bool = False) -> Table:
-    """Returns the width of a factorized embedding if it differs from hidden_size; for ALBERT always."""
+    """Returns the field of a factorized embedding's width; empty if equal to hidden_size, except for ALBERT."""
     embedding_width = config.integer("embedding_size")
     return (
         {"embedding_size": embedding_width} if is_always_set or embedding_width != config.integer("hidden_size") else {}

@@ -1,4 +1,4 @@
-"""Text encoders of CLIP and SigLIP, alone as in image-generation pipelines, or together with the image encoder.
+"""CLIP and SigLIP: the text encoder alone (as in image-generation pipelines) or with the image encoder.
 
 Radford et al. 2021 (arXiv:2103.00020), Zhai et al. 2023 (arXiv:2303.15343), Tschannen et al. 2025 (arXiv:2502.14786),
 Chuang et al. 2025 (arXiv:2507.22062). transformers: models/clip, siglip, siglip2 and metaclip_2.

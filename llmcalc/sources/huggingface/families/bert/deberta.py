@@ -104,7 +104,7 @@ def _deberta_model(
 
 
 def _largest_distance(config: Config) -> int:
-    """Returns the largest relative distance that has an embedding of its own."""
+    """Returns the largest relative distance that has a separate embedding."""
     max_distance = config.get("max_relative_positions")
     if is_json_integer(max_distance) and max_distance > 0:
         return max_distance

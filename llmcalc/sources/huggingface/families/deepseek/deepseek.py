@@ -26,7 +26,7 @@ from ...parts import (
 
 
 def latent_attention(config: Config, v_head_dim: int | None = None, **attention_fields: Any) -> Table:
-    """Returns latent attention (MLA) from DeepSeek's config fields. v_head_dim: None to read it from the config."""
+    """Returns latent attention (MLA) from DeepSeek's config fields. v_head_dim: default the config's."""
     return {
         "type": "mla",
         "num_attention_heads": config.integer("num_attention_heads"),

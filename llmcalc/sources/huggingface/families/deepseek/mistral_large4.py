@@ -93,7 +93,7 @@ def _rotary_attention(model_values: ConfigValues) -> Any:
 
 
 def _latent_source_layers(model_values: ConfigValues) -> list[int]:
-    """Returns for each layer the index of the layer whose latents it reads."""
+    """Returns, for each layer, the index of the layer that computes its latents."""
     source_by_nope: dict[bool, int] = {}
     source_layers = []
     for layer_index, token_mixer in enumerate(model_values.mixers):

@@ -168,7 +168,7 @@ EXPERT_SIZES = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_
 
 
 def _class_defaults_of_fields(model_type: str, *fields: str) -> dict[str, Any]:
-    """Returns EAGLE-3's defaults, with those of another configuration class for some fields."""
+    """Returns EAGLE-3's defaults, in which some fields have the defaults of another configuration class."""
     return {
         **EAGLE3_DEFAULTS,
         **{name: default_value for name, default_value in class_defaults(model_type).items() if name in fields},

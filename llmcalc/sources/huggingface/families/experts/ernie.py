@@ -98,7 +98,7 @@ BAIDU_MODEL_TYPE = "ernie4_5_moe_vl"
 
 
 def _text_expert_number(config: Config, field_name: str, maximum: int) -> int:
-    """Returns a number of the text experts; earlier configs state it twice, for text and for image experts.
+    """Returns a size of the text experts; earlier configs list two values, for text and for image experts.
 
     Raises `InputError` if the two differ.
     """

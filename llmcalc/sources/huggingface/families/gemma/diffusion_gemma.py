@@ -55,7 +55,7 @@ def _read_diffusion_gemma_text(config: Config) -> Table:
 
 
 def _head_sizes(config: Config, layer_kinds: list[str]) -> list[Table]:
-    """Returns, for each layer, the head sizes in which it differs from the common head sizes."""
+    """Returns each layer's head sizes that differ from the common head sizes."""
     head_count = config.optional_integer("num_global_key_value_heads")
     full_head_dim = config.integer("global_head_dim") if config.has("global_head_dim") else 512
     return head_sizes(

@@ -156,7 +156,7 @@ def full_attention(model_values: ConfigValues) -> Any:
 
 
 def sliding_attention(model_values: ConfigValues) -> Any:
-    """Returns the attention of the first layer with a window; without one, that of the first layer."""
+    """Returns the attention of the first layer with a window, else of the first layer."""
     return (
         model_values.part_of_type("attention") if model_values.window is None else model_values.sliding_mixer
     ).sizes(model_values.spec.hidden_size)

@@ -45,7 +45,7 @@ def _read_idefics(config: Config) -> Table:
 
 
 def _empty_image_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
-    """Returns the class's arguments with which it runs on a text without an image."""
+    """Returns the forward arguments for a text without an image."""
     argument_name = "perceiver_embeddings" if config.use_resampler else "image_encoder_embeddings"
     return {argument_name: ("batch", 1, 0, config.vision_config.embed_dim), "image_attention_mask": ("batch", "seq", 1)}
 

@@ -158,7 +158,7 @@ class _VisibleBlocks(EntryAttentionCore):
 
 
 def _visible_blocks(op: Op) -> Op:
-    """Returns an operation in which the indexer's scores are computed as in the `transformers` class."""
+    """Returns an operation whose indexer scores only complete blocks, like the `transformers` class."""
     if not isinstance(op, EntryAttentionCore):
         return op
     return _VisibleBlocks(

@@ -62,7 +62,7 @@ def _read_deepseek_v41_text(config: Config) -> Table:
 
 
 def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
-    """Returns each layer's attention kind, and the attention fields in which it differs from the other layers."""
+    """Returns each layer's attention kind, and the attention fields that differ from the other layers'."""
     compression_ratios = config.integers("compress_ratios")
     if len(compression_ratios) < depth:
         raise config.error("compress_ratios", compression_ratios, f"{depth} numbers of tokens per entry, 0 for none")

@@ -105,9 +105,7 @@ def _read_neobert(config: Config) -> Table:
 
 
 def _read_nomic_bert_moe(config: Config) -> Table:
-    """Reads nomic-embed-text-v2: BERT with rotary positions, and experts in one of every `moe_every_n_layers`
-    layers.
-    """
+    """Reads nomic-embed-text-v2: BERT with rotary positions, and experts in every `moe_every_n_layers`-th layer."""
     config.require("activation_function", "gelu")
     for field_name in ("prenorm", "causal", "parallel_block", "use_rms_norm", "expert_choice_router"):
         config.require(field_name, None, False)

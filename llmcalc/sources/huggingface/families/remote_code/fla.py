@@ -146,7 +146,7 @@ def _head_size(config: Config, field_name: str) -> int:
 
 
 def _read_kda(config: Config) -> Table:
-    """Reads Kimi delta attention with heads of one size, and with unbounded decays as in published models."""
+    """Reads Kimi delta attention with equal head sizes and unbounded decays, as in published models."""
     for field_name, required_value in KDA_REQUIRED.items():
         config.require(field_name, required_value)
     head_count = config.integer("num_attention_heads")
@@ -170,7 +170,7 @@ def _read_samba(config: Config) -> Table:
 
 
 def _read_mamba2(config: Config) -> Table:
-    """Reads Mamba-2 as in transformers, without the library's options that change the norm and D."""
+    """Reads Mamba-2 with the fields of transformers; the library's options for the norm and D are refused."""
     config.require_fields(rmsnorm=True, D_has_hdim=False)
     if config.has("num_heads"):
         return read_mamba2(config)

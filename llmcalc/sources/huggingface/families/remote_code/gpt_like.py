@@ -157,7 +157,7 @@ def _checked_list(
 
 
 def _checked_width(config: Config, field_name: str, expected_width: int) -> int:
-    """Returns an FFN width, a multiple of hidden_size. Raises `InputError` if it is too large."""
+    """Returns an FFN width. Raises `InputError` if the width is too large."""
     if expected_width > LARGEST_SIZE:
         raise config.field_error(field_name, f"a width of at most {LARGEST_SIZE}, a multiple of hidden_size")
     return expected_width

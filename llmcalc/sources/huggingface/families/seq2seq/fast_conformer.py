@@ -39,7 +39,7 @@ def _read_cohere_asr(config: Config) -> Table:
 
 
 def _require_sizes_of_nemo(config: Config) -> None:
-    """Raises `InputError` if NeMo's config sections, which the class ignores, state other sizes than it reads."""
+    """Raises `InputError` if sizes in NeMo's config sections differ from the sizes that the class uses."""
     encoder_config = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER_DEFAULTS)
     decoder_section = config.section("transf_decoder").section("config_dict")
     for section_config, class_config, class_fields in (

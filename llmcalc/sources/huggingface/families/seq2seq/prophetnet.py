@@ -1,4 +1,4 @@
-"""ProphetNet: an encoder-decoder whose decoder predicts several next tokens, each in a stream of its own.
+"""ProphetNet: an encoder-decoder whose decoder predicts several next tokens, each in a separate stream.
 
 Qi et al. 2020 (arXiv:2001.04063). transformers: models/prophetnet.
 """

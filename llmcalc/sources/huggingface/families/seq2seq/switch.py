@@ -50,7 +50,7 @@ def _read_switch(config: Config) -> Table:
 
 
 def _router(config: Config) -> Table:
-    """Returns a router that computes in its own number format (default float32), from cast inputs."""
+    """Returns a router that computes in `router_dtype` (default float32)."""
     dtype = config.choice({"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}, "router_dtype")
     return {**biases(config.flag("router_bias"), "bias"), **biases(dtype == "float32", "float32_product")}
 

@@ -57,7 +57,7 @@ def _read_udop(config: Config) -> Table:
 
 
 def _bias_buckets(config: Config) -> list[int]:
-    """Returns the bucket counts of the tables in `relative_bias_args`, that of distances in the text first.
+    """Returns the bucket counts of the tables in `relative_bias_args`; text distances come first.
 
     By default there are three, of DEFAULT_BUCKETS buckets each.
     """
