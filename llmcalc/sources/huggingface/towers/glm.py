@@ -65,7 +65,9 @@ def _encoder_with_qk_norm(config: Config, merger_width: int, has_clamped_gate: b
     return _encoder_with_merger(config, layer_table(attention, ffn, norm), {"final_norm": norm}, merger_width)
 
 
-def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_width: int, **encoder_fields: Any) -> Table:
+def _encoder_with_merger(
+    config: Config, block: Table, stack_fields: Table, merger_width: int, **encoder_fields: Any
+) -> Table:
     """Returns the encoder, the linear layer that merges square patch blocks, and a gated FFN."""
     hidden_size = config.integer("hidden_size")
     output_width = config.integer("out_hidden_size")
@@ -87,7 +89,7 @@ def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_widt
         config,
         block,
         depth_field="depth",
-        stack=stack,
+        stack=stack_fields,
         patch_fields=patch_fields,
         image=image_resizing,
         **encoder_fields,

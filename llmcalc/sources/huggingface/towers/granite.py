@@ -68,14 +68,14 @@ def qformer(
     qformer_config: Config,
     encoder_width: int,
     query_count: int,
-    window: int | None,
+    window_size: int | None,
     parent_config: Config,
     text_model_type: str = "",
 ) -> Table:
     """Returns the Q-Former that a config section describes.
 
     text_model_type: the section's model type if its queries read text, too; BLIP-2's, without text, by default.
-    window: the positions of audio that a copy of the queries reads; None for all patches of an image.
+    window_size: the positions of audio that a copy of the queries reads; None for all patches of an image.
     parent_config: the config that collects the section's unknown fields.
     """
     qformer_config.require("model_type", text_model_type or "blip_2_qformer")
@@ -104,7 +104,7 @@ def qformer(
         **text_fields,
     }
     qformer_config.finish(QFORMER_FIELDS, parent_config)
-    return qformer_fields if window is None else {**qformer_fields, "window": window}
+    return qformer_fields if window_size is None else {**qformer_fields, "window": window_size}
 
 
 GRANITE_DEFAULTS: Table = class_defaults("granite_speech_encoder")

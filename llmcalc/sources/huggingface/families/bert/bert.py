@@ -224,12 +224,12 @@ def padded_positions(config: Config) -> Table:
     return {"type": "learned", "max_position_embeddings": position_rows - first_row, "offset": first_row}
 
 
-def bert_stack(config: Config, position: Table | None = None) -> Table:
+def bert_stack(config: Config, position_encoding: Table | None = None) -> Table:
     """Returns a stack with position, segment and ERNIE's task embeddings, and a norm on their sum."""
     segment_type_count = config.count("type_vocab_size")
     has_task_types = "use_task_id" in config.defaults and config.flag("use_task_id")
     return {
-        "position": position or bert_positions(config),
+        "position": position_encoding or bert_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
         **token_types(segment_type_count, config.integer("task_type_vocab_size") if has_task_types else None),
     }

@@ -64,7 +64,7 @@ def _deberta_model(
     config: Config,
     block: Table,
     largest_distance: int,
-    position: Table,
+    position_encoding: Table,
     norm: Table | None,
     stack_fields: Table | None = None,
 ) -> Table:
@@ -83,12 +83,12 @@ def _deberta_model(
         position_terms = _listed_names(config, "pos_att_type")
         if set(position_terms) - {"c2p", "p2c"}:
             raise config.field_error("pos_att_type", "c2p, p2c or both")
-        if position.get("share_att_key") and len({*position_terms}) < 2:
+        if position_encoding.get("share_att_key") and len({*position_terms}) < 2:
             raise config.field_error("pos_att_type", "c2p and p2c, where share_att_key is true")
-        if position_terms or position.get("share_att_key"):
+        if position_terms or position_encoding.get("share_att_key"):
             block["attention"]["position"] = {
                 "type": "disentangled",
-                **position,
+                **position_encoding,
                 "c2p": "c2p" in position_terms,
                 "p2c": "p2c" in position_terms,
             }

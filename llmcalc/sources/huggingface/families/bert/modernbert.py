@@ -77,7 +77,7 @@ def _read_modernbert_decoder(config: Config) -> Table:
     return decoder(config, block, norm, _prediction_head(config, norm), stack_fields, score_head)
 
 
-def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
+def _modernbert_layers(config: Config, window_size: int) -> tuple[Table, Table]:
     """Returns ModernBERT's layer, and the stack's other fields for its local and global layers.
 
     The first layer has no norm before its attention, because a norm follows the embeddings.
@@ -99,7 +99,7 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
         attention_table, glu(config, config.flag("mlp_bias"), activation_field="hidden_activation"), norm
     )
     layer_kinds = [f"first_{attention_kinds[0]}", *attention_kinds[1:]]
-    layer_changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
+    layer_changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window_size}}}
     layer_variants = {name: layer_changes[name.removeprefix("first_")] for name in dict.fromkeys(layer_kinds)}
     layer_variants[layer_kinds[0]] = {**layer_variants[layer_kinds[0]], "without_norms": ["self_attn_pre_norm"]}
     return block, {"variants": layer_variants, **layer_pattern(layer_kinds), "embedding_norm": norm}

@@ -99,14 +99,16 @@ def _attention(config: Config, has_qk_norm: bool) -> Table:
     return attention(config, head_dim=head_dim, **attention_biases(config), **qk_norms)
 
 
-def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_before_residual: bool = False) -> Table:
+def _draft_of_hidden_states(
+    config: Config, token_mixer: Table, ffn: Table, norm_before_residual: bool = False
+) -> Table:
     """Returns an EAGLE-3 draft model from the attention and the FFN of its layers.
 
     norm_before_residual: whether the residual is normalized even if the config does not say so.
     """
     _require_state_projection(config)
     hidden_size, norm = config.integer("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
-    block: Table = layer_table(mixer, ffn, norm)
+    block: Table = layer_table(token_mixer, ffn, norm)
     residual_is_normalized = config.flag("norm_before_residual") or norm_before_residual
     first_layer_fields: Table = {"type": "draft", "norm_before_residual": residual_is_normalized}
     target_width = config.optional_integer("target_hidden_size") or hidden_size

@@ -59,12 +59,12 @@ def _read_mlp_speculator(config: Config) -> Table:
     return _model_of_heads(config, {"mlp_speculator": head_fields})
 
 
-def _model_of_heads(config: Config, head: Table) -> Table:
+def _model_of_heads(config: Config, head_fields: Table) -> Table:
     """Returns a draft model of one empty layer, with prediction heads that read the target's last hidden state."""
     empty_part = {"type": "none"}
     stack_fields = {"num_hidden_layers": 1, "streams": {"type": "target_states", "start": "state", "states": 1}}
     block = layer_table(empty_part, empty_part, rmsnorm(1e-6))
-    return decoder(config, block, None, head, stack_fields, tie_word_embeddings=False)
+    return decoder(config, block, None, head_fields, stack_fields, tie_word_embeddings=False)
 
 
 FAMILIES = {

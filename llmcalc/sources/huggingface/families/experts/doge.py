@@ -40,11 +40,11 @@ def _read_doge(config: Config) -> Table:
     return decoder(config, {**block, "residual_scale": "residual"}, norm)
 
 
-def _head_dim(config: Config, hidden_size: int, heads: int) -> int:
+def _head_dim(config: Config, hidden_size: int, head_count: int) -> int:
     """Returns the size of a head: hidden_size / heads, rounded down."""
-    if heads > hidden_size:
-        raise config.error("num_attention_heads", heads, f"at most hidden_size {hidden_size}")
-    return hidden_size // heads
+    if head_count > hidden_size:
+        raise config.error("num_attention_heads", head_count, f"at most hidden_size {hidden_size}")
+    return hidden_size // head_count
 
 
 def _product_key_moe(config: Config, shared_expert: Table) -> Table:

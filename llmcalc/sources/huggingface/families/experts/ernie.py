@@ -110,7 +110,9 @@ def _text_expert_number(config: Config, field_name: str, maximum: int) -> int:
     return bounded_counts.pop()
 
 
-def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: Table, **expert_fields: Table) -> Table:
+def _ffn_kinds(
+    config: Config, layer_kinds: list[str], expert_width: int, head_fields: Table, **expert_fields: Table
+) -> Table:
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
     model_type = config.config_fields.get("model_type")
     lacks_shared_experts = model_type == BAIDU_MODEL_TYPE and not config.has("moe_num_shared_experts")
@@ -128,7 +130,7 @@ def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: 
     block = layer_table(attention(config, **biases(has_bias, *QKVO_BIASES)), glu(config, has_bias), norm)
     stack_fields = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
     mtp_fields = add_mtp_modules(config, stack_fields, "dense", {}, final_norm=False)
-    return decoder(config, block, norm, head=head, stack=stack_fields, **mtp_fields)
+    return decoder(config, block, norm, head=head_fields, stack=stack_fields, **mtp_fields)
 
 
 IGNORED_FIELDS = field_names("""

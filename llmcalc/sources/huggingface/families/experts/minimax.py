@@ -19,10 +19,10 @@ def _read_minimax(config: Config) -> Table:
     return minimax_decoder(config, listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds), rope(config))
 
 
-def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> Table:
+def minimax_decoder(config: Config, layer_kinds: list[str], position_encoding: Table) -> Table:
     """Returns MiniMax-01's decoder. layer_kinds: `linear` or `full` for each layer.
 
-    position: position encoding of softmax attention.
+    position_encoding: position encoding of softmax attention.
     """
     config.require("sliding_window", None)
     config.require("shared_intermediate_size", None, 0)
@@ -37,7 +37,7 @@ def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> 
     }
     feed_forward = moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config))
     block: Table = {"feed_forward": feed_forward, "norm": norm, "norm_placement": "post"}
-    full_layer_fields = {**block, "attention": {"type": "attention", **attention(config, position=position)}}
+    full_layer_fields = {**block, "attention": {"type": "attention", **attention(config, position=position_encoding)}}
     layer_configs = {"linear": {**block, "attention": lightning_fields}, "full": full_layer_fields}
     stack_fields = stack_of_kinds(layer_configs, layer_kinds)
     return decoder(config, stack_fields["block"], None, stack={**stack_fields, "embedding_norm": norm})

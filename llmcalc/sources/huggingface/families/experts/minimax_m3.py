@@ -95,7 +95,7 @@ def _read_minimax_m3(config: Config) -> Table:
     )
 
 
-def _mtp_fields(config: Config, stack: Table, sparse_layer: Table, norm: Table) -> Table:
+def _mtp_fields(config: Config, stack_fields: Table, sparse_layer: Table, norm: Table) -> Table:
     """Returns the field `mtp`: modules with sparse attention and experts, whatever the decoder's last layer has.
 
     Sources: vLLM, models/minimax_m3/nvidia/mtp.py; the released index, whose `total_size` has one module. Published
@@ -107,7 +107,7 @@ def _mtp_fields(config: Config, stack: Table, sparse_layer: Table, norm: Table) 
     mtp_module_count = config.count("num_nextn_predict_layers")
     if config.has("num_mtp_modules") and config.count("num_mtp_modules") != mtp_module_count:
         config.notes.append(f"num_mtp_modules: ignored beside num_nextn_predict_layers, which is {mtp_module_count}")
-    return add_mtp_modules(config, stack, "sparse-moe", sparse_layer, norm)
+    return add_mtp_modules(config, stack_fields, "sparse-moe", sparse_layer, norm)
 
 
 def _swiglu(config: Config, width_field: str) -> Table:

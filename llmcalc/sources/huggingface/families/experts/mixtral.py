@@ -93,7 +93,7 @@ def kinds_with_experts(config: Config, expert_count: int, depth: int) -> list[st
 def qwen_moe_decoder(
     config: Config,
     expert_count: int,
-    mixer: Table,
+    token_mixer: Table,
     moe_fields: Table,
     *kinds_and_changes: tuple[list[str], Table],
     float32_product: bool = False,
@@ -112,7 +112,7 @@ def qwen_moe_decoder(
     else:
         expert_ffn = {}
     ffn = glu(config) if "dense" in layer_kinds else expert_ffn
-    block = layer_table(mixer, ffn, norm)
+    block = layer_table(token_mixer, ffn, norm)
     layer_changes: Table = {"dense": {}, "moe": {"feed_forward": expert_ffn} if "dense" in layer_kinds else {}}
     return decoder_of_kinds(config, block, norm, *kinds_and_changes, (layer_kinds, layer_changes))
 

@@ -31,10 +31,14 @@ from ...written_towers import gemma3_sections, paligemma_sections
 
 
 def gemma_decoder(
-    config: Config, mixer: Table, norm_placement: str, stack: Table | None = None, activation: str = "hidden_activation"
+    config: Config,
+    token_mixer: Table,
+    norm_placement: str,
+    stack: Table | None = None,
+    activation: str = "hidden_activation",
 ) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(mixer, glu(config, activation_field=activation), norm, norm_placement)
+    block = layer_table(token_mixer, glu(config, activation_field=activation), norm, norm_placement)
     model_fields = decoder(config, block, norm, stack=stack)
     if "use_bidirectional_attention" not in config.defaults or config.get("use_bidirectional_attention") is None:
         return model_fields

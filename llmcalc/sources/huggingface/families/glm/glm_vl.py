@@ -33,9 +33,9 @@ def _head_dim(config: Config) -> int:
     return hidden_size // head_count
 
 
-def _dense_decoder(config: Config, mixer: Table) -> Table:
+def _dense_decoder(config: Config, token_mixer: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    return decoder(config, layer_table(mixer, fused_glu(config), norm, "sandwich"), norm)
+    return decoder(config, layer_table(token_mixer, fused_glu(config), norm, "sandwich"), norm)
 
 
 def _read_glm4v_text(config: Config) -> Table:

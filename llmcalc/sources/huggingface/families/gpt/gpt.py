@@ -53,17 +53,17 @@ def non_gated_ffn(config: Config, width_field: str, activation: str, bias: bool 
 
 def _gpt_model(
     config: Config,
-    mixer: Table,
+    token_mixer: Table,
     width_field: str = "n_inner",
-    stack: Table | None = None,
-    head: Table | None = None,
+    stack_fields: Table | None = None,
+    head_fields: Table | None = None,
     label_count: int = 2,
     **block: Any,
 ) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
     feed_forward = non_gated_ffn(config, width_field, "activation_function")
-    layer = {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre", **block}
-    return decoder(config, layer, norm, stack=stack, head=head, label_count=label_count)
+    layer = {"attention": token_mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre", **block}
+    return decoder(config, layer, norm, stack=stack_fields, head=head_fields, label_count=label_count)
 
 
 def _multiple_choice_head(config: Config) -> Table:
@@ -81,7 +81,10 @@ def _read_gpt2(config: Config) -> Table:
         cross_attention = {"cross_attention": head_fields, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
     stack_fields = {"position": learned_positions(config)}
-    return {**_gpt_model(config, token_mixer, stack=stack_fields, **cross_attention), **_multiple_choice_head(config)}
+    return {
+        **_gpt_model(config, token_mixer, stack_fields=stack_fields, **cross_attention),
+        **_multiple_choice_head(config),
+    }
 
 
 def _read_gpt_bigcode(config: Config) -> Table:
@@ -93,7 +96,9 @@ def _read_gpt_bigcode(config: Config) -> Table:
         is_multi_query = config.flag("multi_query")
     kv_fields = {"num_key_value_heads": 1} if is_multi_query else {}
     stack_fields = {"position": learned_positions(config)}
-    return _gpt_model(config, full_width_heads(config, **kv_fields, **biases(True, *QKVO_BIASES)), stack=stack_fields)
+    return _gpt_model(
+        config, full_width_heads(config, **kv_fields, **biases(True, *QKVO_BIASES)), stack_fields=stack_fields
+    )
 
 
 def _read_gpt_neo(config: Config) -> Table:
@@ -138,7 +143,7 @@ def read_gptj(config: Config) -> Table:
         config,
         full_width_heads(config, float32_scores=True, position=position_encoding),
         parallel="shared",
-        head={"bias": True},
+        head_fields={"bias": True},
         label_count=class_count(config),
     )
 

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 def _parallel_decoder(
-    config: Config, mixer: Table, feed_forward: Table, norm: Table, stack: Table | None = None
+    config: Config, token_mixer: Table, feed_forward: Table, norm: Table, stack_fields: Table | None = None
 ) -> Table:
-    block = layer_table(mixer, feed_forward, norm, parallel="shared")
-    return decoder(config, block, norm, stack=stack)
+    block = layer_table(token_mixer, feed_forward, norm, parallel="shared")
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 def _layer_norm(config: Config) -> Table:

@@ -41,12 +41,12 @@ def _decoder_with_attention(
     config: Config,
     feed_forward: Table,
     norm_placement: str = "pre",
-    stack: Table | None = None,
+    stack_fields: Table | None = None,
     **attention_fields: Any,
 ) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     attention_table = attention(config, **attention_biases(config), **attention_fields)
-    return decoder(config, layer_table(attention_table, feed_forward, norm, norm_placement), norm, stack=stack)
+    return decoder(config, layer_table(attention_table, feed_forward, norm, norm_placement), norm, stack=stack_fields)
 
 
 def _read_granite(config: Config) -> Table:
@@ -100,7 +100,7 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
                 },
             )
         )
-    return _decoder_with_attention(config, feed_forward, stack=stack_of_layers(layers), sinks=True)
+    return _decoder_with_attention(config, feed_forward, stack_fields=stack_of_layers(layers), sinks=True)
 
 
 def _read_granitemoe_swa(config: Config) -> Table:

@@ -27,7 +27,11 @@ from ...parts import (
 
 
 def llama_decoder(
-    config: Config, mixer: Table, mlp_bias: bool = False, reads_layer_types: bool = False, ffn: Table | None = None
+    config: Config,
+    token_mixer: Table,
+    mlp_bias: bool = False,
+    reads_layer_types: bool = False,
+    ffn: Table | None = None,
 ) -> Table:
     """Returns a decoder of pre-norm RMSNorm layers with gated FFNs; some layers may have sliding windows.
 
@@ -35,7 +39,7 @@ def llama_decoder(
     reads_layer_types: whether `layer_types` counts although the family has no default for it.
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(mixer, ffn or glu(config, mlp_bias), norm)
+    block = layer_table(token_mixer, ffn or glu(config, mlp_bias), norm)
     return decoder(config, block, norm, stack=sliding_variants(config, reads_layer_types))
 
 

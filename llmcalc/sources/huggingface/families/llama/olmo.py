@@ -34,12 +34,16 @@ def _read_olmo(config: Config) -> Table:
 
 
 def _decoder_with_qk_norm(
-    config: Config, feed_forward: Table, norm_placement: str, stack: Table | None = None, float32_product: bool = True
+    config: Config,
+    feed_forward: Table,
+    norm_placement: str,
+    stack_fields: Table | None = None,
+    float32_product: bool = True,
 ) -> Table:
     """Returns a decoder with RMSNorm and a QK-norm over all heads at once. float32_product: as in `Norm`."""
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
     attention_table = attention(config, **attention_biases(config), **qk_norm_fields(norm, "projection"))
-    return decoder(config, layer_table(attention_table, feed_forward, norm, norm_placement), norm, stack=stack)
+    return decoder(config, layer_table(attention_table, feed_forward, norm, norm_placement), norm, stack=stack_fields)
 
 
 def _read_olmo3(config: Config) -> Table:

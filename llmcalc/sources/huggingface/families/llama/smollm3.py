@@ -30,11 +30,15 @@ from ...parts import (
 
 
 def _pre_norm_decoder(
-    config: Config, mixer: Table, feed_forward: Table, stack: Table | None = None, float32_product: bool = False
+    config: Config,
+    token_mixer: Table,
+    feed_forward: Table,
+    stack_fields: Table | None = None,
+    float32_product: bool = False,
 ) -> Table:
     """Returns a decoder with norms before attention and network. float32_product: as in `Norm`."""
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
-    return decoder(config, layer_table(mixer, feed_forward, norm), norm, stack=stack)
+    return decoder(config, layer_table(token_mixer, feed_forward, norm), norm, stack=stack_fields)
 
 
 def _read_smollm3(config: Config) -> Table:

@@ -194,13 +194,13 @@ def read_ling_3(config: Config) -> Table:
     return {**model_fields, **_latent_mtp_fields(config, model_fields["decoder"])}
 
 
-def _latent_mtp_fields(config: Config, stack: Table) -> Table:
+def _latent_mtp_fields(config: Config, stack_fields: Table) -> Table:
     """Returns Ling 3's multi-token-prediction modules, whose layer has latent attention and experts.
 
     Source: vLLM, models/bailing_moe_v3_mtp.py (`BailingMoeV3MultiTokenPredictorLayer`).
     """
     full_kind = "full_moe"
-    if full_kind not in (*stack.get("pattern", ()), *stack.get("first_layers", ())):
+    if full_kind not in (*stack_fields.get("pattern", ()), *stack_fields.get("first_layers", ())):
         note_uncounted_mtp(config)
         return {}
     mtp_fields = mtp_modules(config)

@@ -64,12 +64,12 @@ def dense_ffn(config: Config, bias: bool = False, ffn_width: int | None = None) 
     return {"type": "mlp", **glu(config, bias, ffn_width)}
 
 
-def mamba2(config: Config, channels: int, **mixer_fields: Any) -> Table:
-    """Returns a Mamba-2 mixer of `channels` channels, from the config fields of Bamba and later models."""
+def mamba2(config: Config, channel_count: int, **mixer_fields: Any) -> Table:
+    """Returns a Mamba-2 mixer of `channel_count` channels, from the config fields of Bamba and later models."""
     head_count, norm = config.integer("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
-    head_dim = config.quotient("mamba_n_heads", channels, head_count)
+    head_dim = config.quotient("mamba_n_heads", channel_count, head_count)
     if config.get("mamba_d_head") not in ("auto", head_dim):
-        raise config.field_error("mamba_d_head", f"auto, or {channels} / {head_count} = {head_dim}")
+        raise config.field_error("mamba_d_head", f"auto, or {channel_count} / {head_count} = {head_dim}")
     state_size = config.integer("mamba_d_state")
     n_groups = config.integer("mamba_n_groups")
     mamba_fields = {"num_heads": head_count, "head_dim": head_dim, "state_size": state_size, "n_groups": n_groups}

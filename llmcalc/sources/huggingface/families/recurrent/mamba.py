@@ -24,9 +24,9 @@ def step_rank(config: Config, field_name: str) -> int:
     return -(-config.integer("hidden_size") // 16) if config.get(field_name) == "auto" else config.integer(field_name)
 
 
-def _state_space_decoder(config: Config, mixer: Table) -> Table:
+def _state_space_decoder(config: Config, token_mixer: Table) -> Table:
     norm = rmsnorm(config.number("layer_norm_epsilon"))
-    return decoder(config, layer_table(mixer, NO_COMPONENT, norm), norm)
+    return decoder(config, layer_table(token_mixer, NO_COMPONENT, norm), norm)
 
 
 def mamba_mixer(config: Config) -> Table:

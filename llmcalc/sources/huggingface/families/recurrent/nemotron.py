@@ -147,7 +147,7 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
 
 
 def _mtp_fields(
-    config: Config, stack: Table, norm: Table, layer_builders: dict[str, Callable[[Config], Table]]
+    config: Config, stack_fields: Table, norm: Table, layer_builders: dict[str, Callable[[Config], Table]]
 ) -> Table:
     """Returns the MTP modules: attention and experts, each after a norm, in one layer.
 
@@ -157,7 +157,7 @@ def _mtp_fields(
         note_uncounted_mtp(config)
         return {}
     layer_fields = {**layer_builders["moe"](config), "attention": layer_builders["attention"](config)["attention"]}
-    return add_mtp_modules(config, stack, "mtp", {**layer_fields, "norm": norm, "norm_placement": "pre"}, norm)
+    return add_mtp_modules(config, stack_fields, "mtp", {**layer_fields, "norm": norm, "norm_placement": "pre"}, norm)
 
 
 def mtp_layer_kinds(config: Config) -> list[str]:

@@ -50,7 +50,7 @@ def _read_xlstm(config: Config) -> Table:
     return {**decoder(config, block, rmsnorm(eps), stack=depth_field), "tie_word_embeddings": False}
 
 
-def _head_size(config: Config, factor_field: str, hidden_size: int, heads: int) -> int:
+def _head_size(config: Config, factor_field: str, hidden_size: int, head_count: int) -> int:
     """Returns the size of a query, key or value head: factor · hidden_size / heads.
 
     The total must be a multiple of 64 for the class's cache.
@@ -58,7 +58,7 @@ def _head_size(config: Config, factor_field: str, hidden_size: int, heads: int) 
     inner_width = floor(hidden_size * config.number(factor_field))
     if inner_width <= 0 or inner_width % 64:
         raise config.field_error(factor_field, f"a factor that makes a multiple of 64 of hidden_size {hidden_size}")
-    return config.quotient("num_heads", inner_width, heads)
+    return config.quotient("num_heads", inner_width, head_count)
 
 
 RUNTIME_FIELDS = field_names("""

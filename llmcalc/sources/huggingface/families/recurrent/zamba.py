@@ -47,13 +47,13 @@ ZAMBA2_LAYER_KINDS = [
 
 
 def _hybrid_decoder(
-    config: Config, mixer: Table, block: Table, layer_kinds: list[str], block_count: int, **model_fields: Any
+    config: Config, token_mixer: Table, block: Table, layer_kinds: list[str], block_count: int, **model_fields: Any
 ) -> Table:
     """Returns a decoder whose hybrid layers use `block_count` shared blocks in rotation."""
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     if len(layer_kinds) != depth:
         raise config.field_error("layers_block_type", f"{depth} times mamba or hybrid, as num_hidden_layers says")
-    mixer_fields = layer_table(mixer, NO_COMPONENT, norm)
+    mixer_fields = layer_table(token_mixer, NO_COMPONENT, norm)
     hybrid_indices = [layer_index for layer_index, layer_kind in enumerate(layer_kinds) if layer_kind == "hybrid"]
     kind_by_layer = {
         layer_index: f"hybrid_{hybrid_index % block_count + 1}" if block_count > 1 else "hybrid"
@@ -79,13 +79,13 @@ def _hybrid_decoder(
     )
 
 
-def _double_width_attention(config: Config, position: Table | None) -> Table:
+def _double_width_attention(config: Config, position_encoding: Table | None) -> Table:
     """Returns attention whose input width and head widths are twice the model's width."""
     double_width, head_count = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
     if (config.optional_integer("attention_hidden_size") or double_width) != double_width:
         raise config.field_error("attention_hidden_size", f"2 × hidden_size = {double_width}")
     head_dim = config.optional_integer("attention_head_dim") or double_width // head_count
-    return attention(config, head_dim=head_dim, position=position)
+    return attention(config, head_dim=head_dim, position=position_encoding)
 
 
 def _read_zamba(config: Config) -> Table:

@@ -159,9 +159,9 @@ def _read_bidir_mistral(config: Config) -> Table:
     return model_fields
 
 
-def _without_mask(config: Config, mixer: Table, ffn: Table) -> Table:
+def _without_mask(config: Config, token_mixer: Table, ffn: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(mixer, ffn, norm)
+    block = layer_table(token_mixer, ffn, norm)
     return encoder(config, block, {"final_norm": norm}, {}, {"bias": False})
 
 

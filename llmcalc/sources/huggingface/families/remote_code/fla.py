@@ -178,7 +178,9 @@ def _read_mamba2(config: Config) -> Table:
     return read_mamba2(config.with_fields(num_heads=config.quotient("head_dim", inner_size, head_dim)))
 
 
-def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_mixer: Table | None = None) -> Table:
+def _decoder(
+    config: Config, token_mixer: Table, ffn_width: int | None = None, first_mixer: Table | None = None
+) -> Table:
     """Returns a decoder whose layers have the mixer, or softmax attention in the layers that the table `attn` lists.
 
     ffn_width: default that of the config. first_mixer: the mixer of the first layer, by default that of all.
@@ -200,7 +202,7 @@ def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_m
                 raise attention_config.field_error("layers", expected_text)
             layer_kinds[layer_index] = attention_kind
         attention_config.finish(frozenset(), config)
-    return decoder_of_kinds(config, layer_table(mixer, ffn, norm), norm, (layer_kinds, attention_by_kind))
+    return decoder_of_kinds(config, layer_table(token_mixer, ffn, norm), norm, (layer_kinds, attention_by_kind))
 
 
 def _attention_sections(config: Config) -> dict[str, Config]:

@@ -38,11 +38,13 @@ from ...parts import (
 from ..gpt.gpt import full_width_heads, non_gated_ffn, read_gptj
 
 
-def _gpt_decoder(config: Config, mixer: Table, ffn: Table, head: Table | None = None, **block_fields: Any) -> Table:
+def _gpt_decoder(
+    config: Config, token_mixer: Table, ffn: Table, head_fields: Table | None = None, **block_fields: Any
+) -> Table:
     """Returns a decoder with LayerNorm before each sublayer."""
     norm = layernorm(config.number("layer_norm_epsilon"))
-    layer = {"attention": mixer, "feed_forward": ffn, "norm": norm, "norm_placement": "pre", **block_fields}
-    return decoder(config, layer, norm, head)
+    layer = {"attention": token_mixer, "feed_forward": ffn, "norm": norm, "norm_placement": "pre", **block_fields}
+    return decoder(config, layer, norm, head_fields)
 
 
 def _read_codeshell(config: Config) -> Table:

@@ -77,7 +77,7 @@ def _speech_model(config: Config, decoder_config: Config, encoder: Table, decode
     }
 
 
-def _decoder(decoder_config: Config, position: Table) -> Table:
+def _decoder(decoder_config: Config, position_encoding: Table) -> Table:
     attention_table, norm = plain_attention(decoder_config), layernorm()
     feed_forward = mlp(decoder_config.integer("intermediate_size"), decoder_config.choice(ACTIVATIONS, "hidden_act"))
     block = layer_table(attention_table, feed_forward, norm, cross_attention=attention_table)
@@ -85,7 +85,7 @@ def _decoder(decoder_config: Config, position: Table) -> Table:
     return {
         "num_hidden_layers": depth,
         "block": block,
-        "position": position,
+        "position": position_encoding,
         "embedding_norm": norm,
         "final_norm": norm,
     }

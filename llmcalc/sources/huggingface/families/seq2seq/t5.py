@@ -78,10 +78,10 @@ def _read_pop2piano(config: Config) -> Table:
     return {**model_fields, "tie_word_embeddings": False}
 
 
-def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
+def t5_model(config: Config, block: Table, stack_fields: Table, decoder_block: Table | None = None) -> Table:
     """Returns the tables of T5's encoder and decoder, or only the encoder's for an encoder-only class.
 
-    stack: fields of both stacks.
+    stack_fields: fields of both stacks.
     """
     layer_count, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
     decoder_layer_count = decoder_depth(config)
@@ -102,7 +102,7 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
         )
     if config.optional_integer("n_positions") is not None:
         model_fields["max_position_embeddings"] = config.integer("n_positions")
-    model_fields["encoder"] = {"num_hidden_layers": layer_count, "block": block, "final_norm": norm, **stack}
+    model_fields["encoder"] = {"num_hidden_layers": layer_count, "block": block, "final_norm": norm, **stack_fields}
     class_name = class_name_of_config(config)
     if class_name.endswith(("EncoderModel", "ForTokenClassification")):
         if config.get("is_decoder"):
@@ -113,7 +113,12 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
             )
         return {**model_fields, "head": head_table(config)}
     decoder = {**(decoder_block or block), "cross_attention": _t5_attention(config)}
-    model_fields["decoder"] = {"num_hidden_layers": decoder_layer_count, "block": decoder, "final_norm": norm, **stack}
+    model_fields["decoder"] = {
+        "num_hidden_layers": decoder_layer_count,
+        "block": decoder,
+        "final_norm": norm,
+        **stack_fields,
+    }
     head_fields = head_table(config, None, {"transform": {"hidden_act": "tanh", "norm": None}}, class_count(config))
     return {**model_fields, "head": head_fields}
 
