@@ -54,25 +54,25 @@ def linear_layers(
     node_tree: Node, included_parts: frozenset[str], is_in_layers: bool = True
 ) -> Iterator[tuple[NodePosition, Linear]]:
     """Yields each linear layer and its operation, inside the transformer layers (`is_in_layers`) or outside of them."""
-    for node_position in node_tree.walk():
-        op = node_position.node.op
+    for tree_node in node_tree.walk():
+        op = tree_node.node.op
         if (
             isinstance(op, Linear)
-            and node_position.optional_part in {"", *included_parts}
-            and is_in_layer(node_position) == is_in_layers
+            and tree_node.optional_part in {"", *included_parts}
+            and is_in_layer(tree_node) == is_in_layers
         ):
-            yield node_position, op
+            yield tree_node, op
 
 
-def has_weight_read_by_scan(node_position: NodePosition) -> bool:
+def has_weight_read_by_scan(tree_node: NodePosition) -> bool:
     """Whether the layer is Mamba-2's output projection, whose weight the fused scan kernel reads directly.
 
     Unsloth leaves it out of its quantized weights (models/llama.py for Falcon-H1, models/vision.py for Nemotron-H);
     elsewhere `llm_int8_skip_modules` has to name it.
     """
-    return node_position.node.name == SCAN_OUTPUT_PROJECTION and any(
-        isinstance(sibling.op, ChunkedScan)
-        for sibling in (() if node_position.parent is None else node_position.parent.node.children)
+    return tree_node.node.name == SCAN_OUTPUT_PROJECTION and any(
+        isinstance(sibling_node.op, ChunkedScan)
+        for sibling_node in (() if tree_node.parent is None else tree_node.parent.node.children)
     )
 
 
@@ -84,16 +84,18 @@ def layers_of_projections(
     module_names_of: names of the modules in the class; None to take the fields `fused_qkv` and `fused_gate` alone.
     """
     layer_names: dict[tuple[str, str], tuple[str, str]] = {}
-    for node_position, _ in linear_layers(node_tree, included_parts):
-        node, parent_position = node_position.node, node_position.parent
+    for tree_node, _ in linear_layers(node_tree, included_parts):
+        node, parent_tree_node = tree_node.node, tree_node.parent
         class_layer_name = node.name
-        published_names = () if module_names_of is None else module_names_of(_path_of_first_index(node_position))
+        published_names = () if module_names_of is None else module_names_of(_path_of_first_index(tree_node))
         if published_names:
             class_layer_name = published_names[0].rpartition(".")[2]
         elif node.is_fused:
             class_layer_name = USUAL_LAYER_NAMES[node.name]
         module_name, module_path = (
-            ("", "") if parent_position is None else (parent_position.node.name, _path_of_first_index(parent_position))
+            ("", "")
+            if parent_tree_node is None
+            else (parent_tree_node.node.name, _path_of_first_index(parent_tree_node))
         )
         layer_names.setdefault((module_name, node.name), (class_layer_name, module_path))
     name_counts = Counter(layer_names.values())
@@ -103,13 +105,13 @@ def layers_of_projections(
     )
 
 
-def _path_of_first_index(node_position: NodePosition) -> str:
+def _path_of_first_index(tree_node: NodePosition) -> str:
     """Returns a node's path with index 0 for each repeated module: `layers.0.self_attn.q_proj`."""
-    node, parent_position = node_position.node, node_position.parent
-    if parent_position is None:
+    node, parent_tree_node = tree_node.node, tree_node.parent
+    if parent_tree_node is None:
         return ""
     node_path_name = node.name if node.indices is None else f"{node.name}.{node.indices[0]}"
-    return ".".join(filter(None, (_path_of_first_index(parent_position), node_path_name)))
+    return ".".join(filter(None, (_path_of_first_index(parent_tree_node), node_path_name)))
 
 
 def split_matched_targets(

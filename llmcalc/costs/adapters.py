@@ -97,10 +97,12 @@ class LowRankAdapters:
         )
         for joint_layers in self._jointly_computed_layers(node_tree, included_parts):
             adapted_products = [
-                (position, op) for position, op in joint_layers if position.node.name in self.target_names
+                (linear_tree_node, op)
+                for linear_tree_node, op in joint_layers
+                if linear_tree_node.node.name in self.target_names
             ]
             if adapted_products:
-                (node_position, op), out_width = adapted_products[0], 0
+                (tree_node, op), out_width = adapted_products[0], 0
                 for _, linear_op in adapted_products:
                     out_width = add(out_width, linear_op.n_out)
                 rank = self.rank * (len(adapted_products) if self.library == "litgpt" else 1)
@@ -112,7 +114,7 @@ class LowRankAdapters:
                     *adapter_matrices,
                     *([ParamTensor((out_width,), "vector")] if self.has_dora_magnitudes else []),
                 ]:
-                    tensors.append(TrainedTensor(tensor, node_position.kind, node_position.copies))
+                    tensors.append(TrainedTensor(tensor, tree_node.kind, tree_node.copies))
         return tensors
 
     def _adapters_of_experts(self, node_tree: Node, included_parts: frozenset[str]) -> list[TrainedTensor]:
@@ -122,13 +124,13 @@ class LowRankAdapters:
         """
         tensors = []
         for joint_layers in _groups_of_fused_layers(_expert_layers(node_tree, included_parts), _library_layer_name):
-            node_position, expert_op = joint_layers[0]
-            if node_position.node.name in self.target_names or self.adapts_experts:
+            tree_node, expert_op = joint_layers[0]
+            if tree_node.node.name in self.target_names or self.adapts_experts:
                 expert_count = expert_op.num_experts if self.adapts_experts or self.library == "mcore-bridge" else 1
                 rank = self.rank * (1 if self.is_parallel else len(joint_layers))
                 for shape in ((rank, expert_op.n_in), (sum(op.n_out for _, op in joint_layers), rank)):
-                    copy_count = times(expert_count, node_position.copies)
-                    tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), node_position.kind, copy_count))
+                    copy_count = times(expert_count, tree_node.copies)
+                    tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), tree_node.kind, copy_count))
         return tensors
 
     def fully_trained_tensors(
@@ -136,18 +138,18 @@ class LowRankAdapters:
     ) -> list[TrainedTensor]:
         """Returns the tensors that are trained in full besides the adapters, tied weights included."""
         tensors = []
-        for node_position in node_tree.walk():
-            op, counted_op = node_position.node.op, node_position.counted_op
+        for tree_node in node_tree.walk():
+            op, counted_op = tree_node.node.op, tree_node.counted_op
             if (
                 counted_op is None
-                or node_position.node.name not in self.trained_modules
-                or node_position.optional_part not in {"", *included_parts}
+                or tree_node.node.name not in self.trained_modules
+                or tree_node.optional_part not in {"", *included_parts}
             ):
                 continue
             copied_tensors = (
                 (ParamTensor((op.n_out, op.n_in), "matrix"),) if isinstance(op, Linear) else counted_op.tensors()
             )
-            tensors += [TrainedTensor(tensor, node_position.kind, node_position.copies) for tensor in copied_tensors]
+            tensors += [TrainedTensor(tensor, tree_node.kind, tree_node.copies) for tensor in copied_tensors]
         return tensors
 
     def quantized_base_count_and_bytes(
@@ -172,14 +174,14 @@ class LowRankAdapters:
         ]
         for joint_layers in [*self._jointly_computed_layers(node_tree, included_parts), *outer_layers]:
             row_count, column_count = 0, joint_layers[0][1].n_in
-            for node_position, op in joint_layers:
-                counted_op = node_position.counted_op
+            for tree_node, op in joint_layers:
+                counted_op = tree_node.counted_op
                 if (
                     counted_op is not None
                     and counted_op.has_effect("params")
                     and not op.is_tied
-                    and node_position.kind != "router"
-                    and not has_weight_read_by_scan(node_position)
+                    and tree_node.kind != "router"
+                    and not has_weight_read_by_scan(tree_node)
                 ):
                     row_count = add(row_count, op.n_out)
             if not is_zero(row_count):
@@ -188,11 +190,11 @@ class LowRankAdapters:
                 total_bytes = add(
                     total_bytes, times(stored_bytes(self.base_format, row_count, column_count), copy_count)
                 )
-        for node_position, expert_op in _expert_layers(node_tree, included_parts) if self.quantized_experts else ():
+        for tree_node, expert_op in _expert_layers(node_tree, included_parts) if self.quantized_experts else ():
             row_count = expert_op.num_experts * expert_op.n_out
-            weight_count = add(weight_count, times(row_count * expert_op.n_in, node_position.copies))
+            weight_count = add(weight_count, times(row_count * expert_op.n_in, tree_node.copies))
             total_bytes = add(
-                total_bytes, times(stored_bytes(self.base_format, row_count, expert_op.n_in), node_position.copies)
+                total_bytes, times(stored_bytes(self.base_format, row_count, expert_op.n_in), tree_node.copies)
             )
         return weight_count, total_bytes
 
@@ -217,12 +219,12 @@ class LowRankAdapters:
             _library_layer_name if self.is_parallel else self._joined_layer_name,
         )
 
-    def _joined_layer_name(self, node_position: NodePosition) -> str:
+    def _joined_layer_name(self, tree_node: NodePosition) -> str:
         """Returns the fused layer's name for a projection that is computed with others; empty for a separate one."""
-        projection_name, parent_position = node_position.node.name, node_position.parent
+        projection_name, parent_tree_node = tree_node.node.name, tree_node.parent
         if self.has_fused_qkv or self.library == "litgpt":
             return "qkv_proj" if projection_name in PROJECTIONS else ""
-        module_name = "" if parent_position is None else parent_position.node.name
+        module_name = "" if parent_tree_node is None else parent_tree_node.node.name
         return next(
             (
                 layer.layer
@@ -241,9 +243,9 @@ class LowRankAdapters:
 LinearType = TypeVar("LinearType", Linear, ExpertLinear)
 
 
-def _library_layer_name(node_position: NodePosition) -> str:
+def _library_layer_name(tree_node: NodePosition) -> str:
     """Returns the name of Megatron-Core's fused layer that contains a projection; empty for a separate projection."""
-    return "joined" if node_position.node.name in JOINED_PROJECTIONS else ""
+    return "joined" if tree_node.node.name in JOINED_PROJECTIONS else ""
 
 
 def _groups_of_fused_layers(
@@ -260,15 +262,15 @@ def _groups_of_fused_layers(
 
 def _expert_layers(node_tree: Node, included_parts: frozenset[str]) -> Iterator[tuple[NodePosition, ExpertLinear]]:
     """Yields the linear layers of experts whose parameters no other node shares, each with its operation."""
-    for node_position in node_tree.walk():
-        op, counted_op = node_position.node.op, node_position.counted_op
+    for tree_node in node_tree.walk():
+        op, counted_op = tree_node.node.op, tree_node.counted_op
         if (
             isinstance(op, ExpertLinear)
-            and node_position.optional_part in {"", *included_parts}
+            and tree_node.optional_part in {"", *included_parts}
             and counted_op is not None
             and counted_op.has_effect("params")
         ):
-            yield node_position, op
+            yield tree_node, op
 
 
 def linear_layer_names(
@@ -278,9 +280,9 @@ def linear_layer_names(
 
     is_parallel: whether they are those of Megatron-Core, which include experts, but no router.
     """
-    layer_names = dict.fromkeys(position.node.name for position, _ in linear_layers(node_tree, included_parts))
+    layer_names = dict.fromkeys(tree_node.node.name for tree_node, _ in linear_layers(node_tree, included_parts))
     if is_parallel:
-        layer_names |= dict.fromkeys(position.node.name for position, _ in _expert_layers(node_tree, included_parts))
+        layer_names |= dict.fromkeys(tree_node.node.name for tree_node, _ in _expert_layers(node_tree, included_parts))
     return [layer_name for layer_name in layer_names if not (is_parallel and layer_name in PRODUCTS_WITHOUT_ADAPTERS)]
 
 
@@ -373,8 +375,8 @@ def _check_magnitudes(adapters: LowRankAdapters) -> None:
 
 def _check_scan_gradients(node_tree: Node, target_names: Collection[str], included_parts: frozenset[str]) -> None:
     """Raises `InputError` if a fused scan kernel reads all adapted weights directly, so that none has gradients."""
-    linear_positions = (node_position for node_position, _ in linear_layers(node_tree, included_parts))
-    adapted_layers = [node_position for node_position in linear_positions if node_position.node.name in target_names]
+    linear_positions = (tree_node for tree_node, _ in linear_layers(node_tree, included_parts))
+    adapted_layers = [tree_node for tree_node in linear_positions if tree_node.node.name in target_names]
     if adapted_layers and all(map(has_weight_read_by_scan, adapted_layers)):
         raise InputError(
             f"--lora-targets {', '.join(target_names)}: the kernel of the scan reads that weight itself, so that no "
@@ -392,7 +394,7 @@ def _check_joined_targets(
         else ()
     )
     for joined_layer in layers:
-        fused_names = [node_position.node.name for node_position, _ in joined_layer]
+        fused_names = [tree_node.node.name for tree_node, _ in joined_layer]
         if 0 < len(set(fused_names) & set(target_names)) < len(fused_names):
             raise InputError(
                 f"--lora-targets {','.join(target_names)}: {', '.join(fused_names)} are one layer beside "
@@ -403,9 +405,9 @@ def _check_joined_targets(
 def _check_trained_modules(node_tree: Node, adapters: LowRankAdapters) -> None:
     """Raises `InputError` for a fully trained module that the model does not have outside its layers."""
     outer_modules = [
-        node_position.node.name
-        for node_position in node_tree.walk()
-        if node_position.node.op is not None and not is_in_layer(node_position)
+        tree_node.node.name
+        for tree_node in node_tree.walk()
+        if tree_node.node.op is not None and not is_in_layer(tree_node)
     ]
     for copied_module in sorted(adapters.trained_modules):
         if copied_module not in outer_modules:

@@ -108,17 +108,17 @@ class CacheSize:
 
     def _cache_positions(self) -> list[NodePosition]:
         """Returns the tree positions of all operations with a cache."""
-        cached_bits = cache_bits_cost_by_name(self.dtype)
+        cached_bits_of = cache_bits_cost_by_name(self.dtype)
         return [
-            node_position
-            for node_position in self.tree.walk(RunConfig(self.workload))
-            if not node_position.optional_part and node_position.cost_of_operation(cached_bits)
+            tree_node
+            for tree_node in self.tree.walk(RunConfig(self.workload))
+            if not tree_node.optional_part and tree_node.cost_of_operation(cached_bits_of)
         ]
 
     @property
     def state_bits(self) -> dict[str, Number]:
         """Bits per element of each state whose size does not depend on the number of tokens, by name of the state."""
-        operations = (node_position.node.op for node_position in self._cache_positions())
+        operations = (tree_node.node.op for tree_node in self._cache_positions())
         return {op.cache_kind: state_bits(op, cache_format(self.dtype)) for op in operations if isinstance(op, State)}
 
     @property
@@ -134,16 +134,16 @@ class CacheSize:
         """Groups of identical caches, in the order of the layers."""
         layers: dict[tuple[str, int | None, int | None], int] = {}
         bits_by_group: dict[tuple[str, int | None, int | None], Number] = {}
-        cached_bits = cache_bits_cost_by_name(self.dtype)
-        for position in self._cache_positions():
-            op = position.node.op
+        cached_bits_of = cache_bits_cost_by_name(self.dtype)
+        for tree_node in self._cache_positions():
+            op = tree_node.node.op
             tokens, vector_width = (
-                (_cached_token_count(op, position), op.width) if isinstance(op, KVCache) else (None, None)
+                (_cached_token_count(op, tree_node), op.width) if isinstance(op, KVCache) else (None, None)
             )
             group_key = (getattr(op, "cache_kind", DEFAULT_STATE_KIND), tokens, vector_width)
-            layers[group_key] = layers.get(group_key, 0) + position.copies
-            bits_by_group[group_key] = bits_by_group.get(group_key, 0) + position.copies * position.cost_of_operation(
-                cached_bits
+            layers[group_key] = layers.get(group_key, 0) + tree_node.copies
+            bits_by_group[group_key] = bits_by_group.get(group_key, 0) + tree_node.copies * tree_node.cost_of_operation(
+                cached_bits_of
             )
         return [
             CacheGroup(cache_kind, layers[cache_kind, tokens, width], tokens, width, bits_to_bytes(cache_bits))
@@ -159,11 +159,12 @@ class CacheSize:
         if not self.bytes:
             return []
         changed_caches = [
-            (change, replace(self, spec=spec, tree=_tree_of_cached_nodes(spec)))
-            for change, spec in changed_models(self.spec)
+            (model_change, replace(self, spec=spec, tree=_tree_of_cached_nodes(spec)))
+            for model_change, spec in changed_models(self.spec)
         ]
         return [
-            WhatIf(change, changed_size, changed_size.bytes / self.bytes) for change, changed_size in changed_caches
+            WhatIf(model_change, changed_size, changed_size.bytes / self.bytes)
+            for model_change, changed_size in changed_caches
         ]
 
     @property
@@ -175,9 +176,9 @@ class CacheSize:
         context_limit = longest_sequence(self.spec) or LONGEST_SHOWN_CONTEXT
         longest_context = max(context_limit, self.workload.seq)
         powers_of_two = [
-            2**i
-            for i in range(SHORTEST_SHOWN_CONTEXT.bit_length() - 1, longest_context.bit_length())
-            if 2**i <= longest_context
+            2**exponent
+            for exponent in range(SHORTEST_SHOWN_CONTEXT.bit_length() - 1, longest_context.bit_length())
+            if 2**exponent <= longest_context
         ]
         return sorted({*powers_of_two, context_limit, self.workload.seq})
 
@@ -189,14 +190,14 @@ class CacheSize:
     @property
     def growth(self) -> dict[int, int]:
         """Returns the cache bytes of all sequences, keyed by the number of tokens per sequence."""
-        return {tokens: self.size_after(tokens).bytes for tokens in self.contexts}
+        return {token_count: self.size_after(token_count).bytes for token_count in self.contexts}
 
 
-def _cached_token_count(cache_op: KVCache, node_position: NodePosition) -> int:
+def _cached_token_count(cache_op: KVCache, tree_node: NodePosition) -> int:
     """Returns the number of tokens per sequence that an operation's cache holds."""
-    assert node_position.run_config is not None
-    tokens: int = exact_div(cache_op.cache_bits(node_position.run_config.with_workload(batch=1), 1), cache_op.width)
-    return tokens
+    assert tree_node.run_config is not None
+    token_count: int = exact_div(cache_op.cache_bits(tree_node.run_config.with_workload(batch=1), 1), cache_op.width)
+    return token_count
 
 
 @frozen(slots=True)

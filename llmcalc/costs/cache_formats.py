@@ -78,12 +78,13 @@ class CacheFormat:
         head_vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
         """
         stored_vectors = [
-            (heads, (self.values if i else self.keys).bytes_of(size)) for i, (heads, size) in enumerate(head_vectors)
+            (vector_count, (self.values if vector_index else self.keys).bytes_of(vector_elements))
+            for vector_index, (vector_count, vector_elements) in enumerate(head_vectors)
         ]
         if self.pads_to_even and len(stored_vectors) == 2:
-            (heads, key_size), (_, value_vector) = stored_vectors
-            return 8 * heads * (key_size + value_vector + (key_size + value_vector) % 2)
-        return 8 * sum(heads * head_size for heads, head_size in stored_vectors)
+            (vector_count, key_bytes), (_, value_bytes) = stored_vectors
+            return 8 * vector_count * (key_bytes + value_bytes + (key_bytes + value_bytes) % 2)
+        return 8 * sum(vector_count * vector_bytes for vector_count, vector_bytes in stored_vectors)
 
 
 UNCOUNTED_SCALES_TEXT = "a scale per tensor or none, which is not counted"

@@ -12,12 +12,12 @@ def learned_positions(spec: ModelSpec) -> int | None:
     stacks = [
         stack for _, stack in spec.stacks() if stack.stem is None
     ]  # a stem always outputs as many positions as its table has
-    position_tables = [
+    position_embeddings = [
         stack.position.max_position_embeddings
         for stack in stacks
         if stack.position is not None and stack.position.type == "learned"
     ]
-    return min(position_tables, default=None)
+    return min(position_embeddings, default=None)
 
 
 def longest_sequence(spec: ModelSpec) -> int | None:

@@ -39,7 +39,7 @@ def step_flops_of(counted_op: CountedOp) -> Number:
 
 
 def score_flops_of(counted_op: CountedOp) -> Number:
-    """Returns the FLOPs of the query-key and score-value products, without those of a sparse-attention indexer."""
+    """Returns the FLOPs of the query-key and score-value products, excluding a sparse-attention indexer."""
     is_attention = isinstance(counted_op.op, AttentionCore) and "no_grad" not in counted_op.roles
     return step_flops_of(counted_op) if is_attention else 0
 

@@ -68,7 +68,9 @@ def _as_multi_head_attention(mixer: TokenMixer, input_width: int) -> TokenMixer:
 def _cached_head_sizes(mixer: TokenMixer, input_width: int) -> HeadSizes | None:
     """Returns a mixer's heads if its cache size depends on the number of key/value heads; otherwise None."""
     head_sizes = mixer.head_sizes(input_width)
-    if head_sizes is None or all(mixer.with_kv_heads(count, input_width) == mixer for count in (1, head_sizes.heads)):
+    if head_sizes is None or all(
+        mixer.with_kv_heads(head_count, input_width) == mixer for head_count in (1, head_sizes.heads)
+    ):
         return None
     return head_sizes
 
@@ -90,8 +92,8 @@ def _mixers_with_input_widths(spec: ModelSpec) -> Iterator[tuple[TokenMixer, int
     """Yields every token mixer with its input width."""
     for _, stack in spec.stacks():
         for layer in (stack.block, *stack.variants.values()):
-            for _, mixer, input_width in layer.mixers(
+            for _, token_mixer, input_width in layer.mixers(
                 spec.hidden_size if stack.hidden_size is None else stack.hidden_size
             ):
-                if isinstance(mixer, TokenMixer):
-                    yield mixer, input_width
+                if isinstance(token_mixer, TokenMixer):
+                    yield token_mixer, input_width

@@ -37,7 +37,7 @@ class ParameterCount:
 
     @property
     def active(self) -> Number:
-        """Active parameters per token: all parameters except those of experts to which the token is not routed.
+        """Active parameters per token: all parameters except experts that are not selected for the token.
 
         This is the maximum: no expert of the token is an identity expert.
         """
@@ -80,10 +80,10 @@ class ParameterCount:
     def left_out(self) -> dict[str, Number]:
         """Returns the parameters of each optional part that the total excludes, by the part's name."""
         left_out_params: dict[str, Number] = {}
-        for position in self.tree.walk():
-            option_name = position.node.optional
+        for tree_node in self.tree.walk():
+            option_name = tree_node.node.optional
             if option_name and option_name not in self.include:
-                left_out_params[option_name] = left_out_params.get(option_name, 0) + position.total(total_params_of)
+                left_out_params[option_name] = left_out_params.get(option_name, 0) + tree_node.total(total_params_of)
         return left_out_params
 
 

@@ -47,23 +47,23 @@ def recomputed_flops(spec: ModelSpec, run_config: RunConfig, included_parts: fro
         check_node_names(
             recompute.nodes,
             (
-                path
-                for layer, _ in _distinct_layers_and_scopes(spec, run_config)
-                for path, _ in _modules_inside_layer(layer)
+                module_path_in_layer
+                for layer_node, _ in _distinct_layers_and_scopes(spec, run_config)
+                for module_path_in_layer, _ in _modules_inside_layer(layer_node)
             ),
         )
-    for layer, _ in _distinct_layers_and_scopes(spec, run_config):
+    for layer_node, _ in _distinct_layers_and_scopes(spec, run_config):
         if recompute.core:
-            flops_sum += layer.cost_in_model(_attention_flops, included_parts)
+            flops_sum += layer_node.cost_in_model(_attention_flops, included_parts)
         elif recompute.layers:
             flops_of_op = _convolution_flops if recompute.saved_operations else CountedOp.forward_flops
             flops_sum += times(
-                layer.cost_per_repeat(flops_of_op, included_parts), _recomputed_layer_count(layer, recompute)
+                layer_node.cost_per_repeat(flops_of_op, included_parts), _recomputed_layer_count(layer_node, recompute)
             )
         else:
             flops_sum += sum(
-                node_position.cost_in_model(CountedOp.forward_flops, included_parts)
-                for module_path, node_position in _modules_inside_layer(layer)
+                tree_node.cost_in_model(CountedOp.forward_flops, included_parts)
+                for module_path, tree_node in _modules_inside_layer(layer_node)
                 if module_path in recompute.nodes
             )
     return flops_sum
@@ -82,18 +82,27 @@ def skipped_by_early_stop(
     recompute, flops_sum = run_config.execution.recompute, 0
     if run_config.phase != "training" or recompute == NO_RECOMPUTATION or recompute.saved_operations:
         return flops_sum
-    for layer, module_scope in _distinct_layers_and_scopes(spec, run_config):
+    for layer_node, module_scope in _distinct_layers_and_scopes(spec, run_config):
         if recompute.core:
-            flops_sum += layer.cost_in_model(_value_product_flops, included_parts)
+            flops_sum += layer_node.cost_in_model(_value_product_flops, included_parts)
         elif recompute.layers:
-            flops_sum += times(_last_product_flops(module_scope, layer), _recomputed_layer_count(layer, recompute))
+            flops_sum += times(
+                _last_product_flops(module_scope, layer_node), _recomputed_layer_count(layer_node, recompute)
+            )
         else:
-            modules = {path: module for path, module in _scopes_inside_layer(module_scope) if path in recompute.nodes}
+            modules = {
+                module_path: layer_module
+                for module_path, layer_module in _scopes_inside_layer(module_scope)
+                if module_path in recompute.nodes
+            }
             modules_of_layer = [
-                (position, modules[path]) for path, position in _modules_inside_layer(layer) if path in modules
+                (tree_node, modules[module_path])
+                for module_path, tree_node in _modules_inside_layer(layer_node)
+                if module_path in modules
             ]
             flops_sum += sum(
-                times(_last_product_flops(module, position), position.copies) for position, module in modules_of_layer
+                times(_last_product_flops(layer_module, tree_node), tree_node.copies)
+                for tree_node, layer_module in modules_of_layer
             )
     return flops_sum
 
@@ -105,30 +114,34 @@ def _value_product_flops(counted_op: CountedOp) -> Number:
     return exact_div(counted_op.forward_flops() * counted_op.op.v_dim, counted_op.op.qk_dim + counted_op.op.v_dim)
 
 
-def _last_product_flops(module_scope: ModuleScope, node_position: NodePosition) -> Number:
+def _last_product_flops(module_scope: ModuleScope, tree_node: NodePosition) -> Number:
     """Counts the FLOPs of a module's last matrix product; 0 if another operation is last."""
     op = _last_matrix_product(module_scope)
-    return 0 if op is None else CountedOp(op, node_position.roles, node_position.run_config).forward_flops()
+    return 0 if op is None else CountedOp(op, tree_node.roles, tree_node.run_config).forward_flops()
 
 
 def _distinct_layers_and_scopes(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[NodePosition, ModuleScope]]:
     """Returns, for each distinct layer of the model, the node and the operations of its forward pass."""
-    node_positions = [position for position in spec.tree().walk(run_config) if position.node.kind == "layer"]
-    layer_scopes = [scope for scope in spec.shared_program.root.scopes() if scope.node_fields.get("kind") == "layer"]
+    node_positions = [tree_node for tree_node in spec.tree().walk(run_config) if tree_node.node.kind == "layer"]
+    layer_scopes = [
+        module_scope
+        for module_scope in spec.shared_program.root.scopes()
+        if module_scope.node_fields.get("kind") == "layer"
+    ]
     return zip(node_positions, layer_scopes, strict=True)
 
 
-def _recomputed_layer_count(layer: NodePosition, recompute: Recompute) -> Number:
+def _recomputed_layer_count(layer_node: NodePosition, recompute: Recompute) -> Number:
     """Returns how many of the equal layers of a node are recomputed."""
     if recompute.every == 1:
-        return layer.copies
-    layer_indices = range(layer.copies) if layer.node.indices is None else layer.node.indices
-    return sum(recompute.includes_layer(i) for i in layer_indices)
+        return layer_node.copies
+    layer_indices = range(layer_node.copies) if layer_node.node.indices is None else layer_node.node.indices
+    return sum(recompute.includes_layer(layer_index) for layer_index in layer_indices)
 
 
-def _modules_inside_layer(layer: NodePosition, parent_path: str = "") -> Iterator[tuple[str, NodePosition]]:
+def _modules_inside_layer(layer_node: NodePosition, parent_path: str = "") -> Iterator[tuple[str, NodePosition]]:
     """Yields (path relative to the layer, module) for all modules inside a layer."""
-    for child_scope in layer.children():
+    for child_scope in layer_node.children():
         module_path = f"{parent_path}{child_scope.node.name}"
         yield module_path, child_scope
         yield from _modules_inside_layer(child_scope, f"{module_path}.")
@@ -143,10 +156,10 @@ def _scopes_inside_layer(module_scope: ModuleScope, parent_path: str = "") -> It
             yield from _scopes_inside_layer(program_item, f"{module_path}.")
 
 
-def _last_matrix_product(layer: ModuleScope) -> Linear | Conv1d | None:
+def _last_matrix_product(module_scope: ModuleScope) -> Linear | Conv1d | None:
     """Returns a layer's last matrix product or convolution if only additions and dropout follow; otherwise None."""
     last_product = None
-    for operation in layer.steps(includes_idle=False):
+    for operation in module_scope.steps(includes_idle=False):
         if operation.verb not in VERBS_THAT_SAVE_NO_INPUT:
             last_product = operation
     return last_product.op if last_product is not None and isinstance(last_product.op, (Linear, Conv1d)) else None

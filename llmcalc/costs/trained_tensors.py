@@ -36,16 +36,16 @@ class TrainedTensor:
 
 def trained_tensors(node_tree: Node, included_parts: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
     """Yields every trained tensor; tied tensors once, and the experts of a layer as one stacked tensor."""
-    for position in node_tree.walk():
-        counted_op = position.counted_op
-        if counted_op is not None and not (position.optional_part and position.optional_part not in included_parts):
+    for tree_node in node_tree.walk():
+        counted_op = tree_node.counted_op
+        if counted_op is not None and not (tree_node.optional_part and tree_node.optional_part not in included_parts):
             for tensor in counted_op.tensors():
                 yield TrainedTensor(
                     tensor,
-                    position.kind,
-                    position.copies,
-                    _path_without_indices(position),
-                    is_in_layer(position),
+                    tree_node.kind,
+                    tree_node.copies,
+                    _path_without_indices(tree_node),
+                    is_in_layer(tree_node),
                 )
 
 
@@ -53,41 +53,47 @@ def trained_tensors_from_layer(
     node_tree: Node, first_layer: int, included_parts: frozenset[str] = frozenset()
 ) -> Iterator[TrainedTensor]:
     """Yields the trained tensors of the layers from index `first_layer` to the last layer."""
-    operation_nodes = [node_position for node_position in node_tree.walk() if node_position.counted_op is not None]
-    for node_position in operation_nodes:
-        layer = _layer_around_node(node_position)
-        if layer is None or (node_position.optional_part and node_position.optional_part not in included_parts):
+    operation_nodes = [tree_node for tree_node in node_tree.walk() if tree_node.counted_op is not None]
+    for tree_node in operation_nodes:
+        layer_node = _layer_around_node(tree_node)
+        if layer_node is None or (tree_node.optional_part and tree_node.optional_part not in included_parts):
             continue
-        layer_indices = range(int(layer.copies)) if layer.node.indices is None else layer.node.indices
-        copy_count = node_position.copies * sum(index >= first_layer for index in layer_indices) // int(layer.copies)
-        if copy_count and node_position.counted_op is not None:
-            for tensor in node_position.counted_op.tensors():
-                yield TrainedTensor(tensor, node_position.kind, copy_count, _path_without_indices(node_position))
+        layer_indices = range(int(layer_node.copies)) if layer_node.node.indices is None else layer_node.node.indices
+        copy_count = (
+            tree_node.copies
+            * sum(layer_index >= first_layer for layer_index in layer_indices)
+            // int(layer_node.copies)
+        )
+        if copy_count and tree_node.counted_op is not None:
+            for tensor in tree_node.counted_op.tensors():
+                yield TrainedTensor(tensor, tree_node.kind, copy_count, _path_without_indices(tree_node))
 
 
 def layer_paths(node_tree: Node) -> tuple[str, ...]:
     """Returns the paths of the model's layers, without indices."""
     return tuple(
-        dict.fromkeys(_path_without_indices(position) for position in node_tree.walk() if position.node.kind == "layer")
+        dict.fromkeys(
+            _path_without_indices(tree_node) for tree_node in node_tree.walk() if tree_node.node.kind == "layer"
+        )
     )
 
 
-def _path_without_indices(node_position: NodePosition) -> str:
+def _path_without_indices(tree_node: NodePosition) -> str:
     """Returns a node's path without layer indices, such as `layers.self_attn.q_proj`."""
-    parent_names = "" if node_position.parent is None else _path_without_indices(node_position.parent)
-    return f"{parent_names}.{node_position.node.name}".strip(".")
+    parent_names = "" if tree_node.parent is None else _path_without_indices(tree_node.parent)
+    return f"{parent_names}.{tree_node.node.name}".strip(".")
 
 
-def is_in_layer(node_position: NodePosition | None) -> bool:
+def is_in_layer(tree_node: NodePosition | None) -> bool:
     """Whether a node is inside a transformer layer."""
-    return _layer_around_node(node_position) is not None
+    return _layer_around_node(tree_node) is not None
 
 
-def _layer_around_node(node_position: NodePosition | None) -> NodePosition | None:
+def _layer_around_node(tree_node: NodePosition | None) -> NodePosition | None:
     """Returns the transformer layer that contains a node; None if the node is outside the layers."""
-    while node_position is not None and node_position.node.kind != "layer":
-        node_position = node_position.parent
-    return node_position
+    while tree_node is not None and tree_node.node.kind != "layer":
+        tree_node = tree_node.parent
+    return tree_node
 
 
 def packed_bytes(element_count: Number, dtype: str) -> Number:

@@ -185,20 +185,20 @@ def device_memory(
     spec: ModelSpec,
     record_replay: RecordReplay,
     cuda_runtime: CudaRuntime,
-    unsimulated_allocations: Sequence[UnreplayedBytes],
+    unreplayed_allocations: Sequence[UnreplayedBytes],
     tensor_term: MemoryTerm,
     recompute_period: int = 1,
     encoder_peaks: Sequence[EncoderPeak] = (),
 ) -> DeviceMemory:
     """Replays a run and returns the memory of the device.
 
-    unsimulated_allocations: bytes that the replay does not see.
+    unreplayed_allocations: bytes that the replay does not see.
     tensor_term: the term of its tensors, with their evidence.
     recompute_period: recompute treats one layer in `recompute_period` differently; 1 (default) if all layers run alike.
     encoder_peaks: the peaks of encoders that run before a prompt; default none.
     """
     counted_run = CountedRun(spec, record_replay, cuda_runtime, recompute_period)
-    return counted_run.memory(cuda_runtime.context_bytes, unsimulated_allocations, tensor_term, encoder_peaks)
+    return counted_run.memory(cuda_runtime.context_bytes, unreplayed_allocations, tensor_term, encoder_peaks)
 
 
 def summarize_memory(
@@ -291,7 +291,9 @@ class CountedRun:
     ) -> None:
         self.cuda_runtime: CudaRuntime = cuda_runtime
         self.stacks: list[LayerStack] = layer_stacks(spec, recompute_period)
-        self.repeating_stacks: list[int] = [index for index, stack in enumerate(self.stacks) if stack.is_extrapolated]
+        self.repeating_stacks: list[int] = [
+            stack_index for stack_index, stack in enumerate(self.stacks) if stack.is_extrapolated
+        ]
         self.repeat_analyses: list[RepeatAnalysis] = self._record_events(record_replay)
         layer_limit = MAX_LAYERS_IN_SEARCH if cuda_runtime.belongs_to_search else MAX_REPLAYED_LAYERS
         self.replays_all_layers: bool = (
@@ -314,19 +316,21 @@ class CountedRun:
         peak = self.replay_result.peak[1]
         return peak.bytes - peak.bytes_of_all_kinds["overhead"]
 
-    def least_bytes(self, context_bytes: int, unsimulated_allocations: Sequence[UnreplayedBytes] = ()) -> int:
+    def least_bytes(self, context_bytes: int, unreplayed_allocations: Sequence[UnreplayedBytes] = ()) -> int:
         """Returns a lower bound of the device's memory in bytes: tensors at the peak plus the CUDA context.
 
         The allocator's blocks have at least the bytes of their tensors. context_bytes: bytes of the CUDA context.
-        unsimulated_allocations: bytes that the replay does not see.
+        unreplayed_allocations: bytes that the replay does not see.
         """
-        whole_run_bytes = sum(entry.bytes for entry in unsimulated_allocations if entry.phases == REPLAY_PHASES)
+        whole_run_bytes = sum(
+            unreplayed.bytes for unreplayed in unreplayed_allocations if unreplayed.phases == REPLAY_PHASES
+        )
         return self.replay_result.peak[1].bytes + whole_run_bytes + context_bytes
 
     def memory(
         self,
         context_bytes: int,
-        unsimulated_allocations: Sequence[UnreplayedBytes],
+        unreplayed_allocations: Sequence[UnreplayedBytes],
         tensor_term: MemoryTerm,
         encoder_peaks: Sequence[EncoderPeak] = (),
     ) -> DeviceMemory:
@@ -335,14 +339,15 @@ class CountedRun:
         replay_result.rounding_bytes = overhead.rounding_bytes
         replay_result.rounding_bytes_after = overhead.rounding_bytes_after
         replay_result.reserved_bytes = replay_result.peak[1].bytes + overhead.rounding_bytes + overhead.free_bytes
-        _add_unreplayed_bytes(replay_result, unsimulated_allocations)
-        _add_encoders(replay_result, unsimulated_allocations, encoder_peaks)
+        _add_unreplayed_bytes(replay_result, unreplayed_allocations)
+        _add_encoders(replay_result, unreplayed_allocations, encoder_peaks)
         return summarize_memory(replay_result, context_bytes, self.stacks, tensor_term, self.replays_all_layers)
 
     def _record_events(self, record_replay: RecordReplay) -> list[RepeatAnalysis]:
         """Records the run with few repeats of each layer pattern, or with all layers if repeats differ."""
         short_run_repeats = {
-            index: self.stacks[index].repeats_of_layer_types(RECORDED_REPEATS) for index in self.repeating_stacks
+            stack_index: self.stacks[stack_index].repeats_of_layer_types(RECORDED_REPEATS)
+            for stack_index in self.repeating_stacks
         }
         try:
             return [
@@ -379,15 +384,23 @@ class CountedRun:
         """Extrapolates the caching allocator's overhead for all layers from replays with fewer layers."""
         stacks, repeating_stacks = self.stacks, self.repeating_stacks
         shorter_repeats, longer_repeats = (
-            {index: max(SHORT_RUN_REPEATS, layer_count // stacks[index].layer_period) for index in repeating_stacks}
+            {
+                repeating_stack_index: max(SHORT_RUN_REPEATS, layer_count // stacks[repeating_stack_index].layer_period)
+                for repeating_stack_index in repeating_stacks
+            }
             for layer_count in LAYERS_OF_SHORTER_RUNS
         )
         longer_repeats = {
-            index: min(stacks[index].repeat_count, max(longer_repeats[index], shorter_repeats[index] + 1))
-            for index in repeating_stacks
+            repeating_stack_index: min(
+                stacks[repeating_stack_index].repeat_count,
+                max(longer_repeats[repeating_stack_index], shorter_repeats[repeating_stack_index] + 1),
+            )
+            for repeating_stack_index in repeating_stacks
         }
         added_layers = sum(
-            (longer_repeats[index] - shorter_repeats[index]) * stacks[index].layer_period for index in repeating_stacks
+            (longer_repeats[repeating_stack_index] - shorter_repeats[repeating_stack_index])
+            * stacks[repeating_stack_index].layer_period
+            for repeating_stack_index in repeating_stacks
         )
         missing_layers = sum(
             (stacks[stack_index].repeat_count - longer_repeats[stack_index]) * stacks[stack_index].layer_period
@@ -412,8 +425,8 @@ class CountedRun:
 def refuse_too_many_layers(spec: ModelSpec) -> None:
     """Raises `InputError` for a model whose layers have no repeating pattern and are too many to replay."""
     nonrepeating_layer_count = sum(
-        stack.nonrepeating_layer_count if stack.repeat_count > RECORDED_REPEATS else stack.layer_count
-        for stack in layer_stacks(spec)
+        layer_stack.nonrepeating_layer_count if layer_stack.repeat_count > RECORDED_REPEATS else layer_stack.layer_count
+        for layer_stack in layer_stacks(spec)
     )
     if nonrepeating_layer_count > MAX_IRREGULAR_LAYERS:
         raise InputError(
@@ -430,27 +443,27 @@ def _join_consecutive_replays(replay_results: Sequence[ReplayResult]) -> ReplayR
     )
 
 
-def _add_unreplayed_bytes(replay_result: ReplayResult, unsimulated_allocations: Sequence[UnreplayedBytes]) -> None:
+def _add_unreplayed_bytes(replay_result: ReplayResult, unreplayed_allocations: Sequence[UnreplayedBytes]) -> None:
     """Adds the bytes that are not replayed to the result of a replay."""
-    for entry in unsimulated_allocations:
-        replay_result.set_up_bytes += entry.bytes
-        replay_result.reserved_bytes += entry.bytes
-        replay_result.final_bytes += entry.bytes if entry.stays_after_run else 0
+    for unreplayed in unreplayed_allocations:
+        replay_result.set_up_bytes += unreplayed.bytes
+        replay_result.reserved_bytes += unreplayed.bytes
+        replay_result.final_bytes += unreplayed.bytes if unreplayed.stays_after_run else 0
         for allocation_place, peak in replay_result.peaks.items():
-            if allocation_place.phase in entry.phases:
-                peak.bytes += entry.bytes
-                peak.by_kind[entry.kind] = peak.by_kind.get(entry.kind, 0) + entry.bytes
+            if allocation_place.phase in unreplayed.phases:
+                peak.bytes += unreplayed.bytes
+                peak.by_kind[unreplayed.kind] = peak.by_kind.get(unreplayed.kind, 0) + unreplayed.bytes
 
 
 def _add_encoders(
     replay_result: ReplayResult,
-    unsimulated_allocations: Sequence[UnreplayedBytes],
+    unreplayed_allocations: Sequence[UnreplayedBytes],
     encoder_peaks: Sequence[EncoderPeak],
 ) -> None:
     """Adds the peaks of image and audio encoders, which run before the prompt while weights and cache exist."""
     if not any(allocation_place.phase == "prefill" for allocation_place in replay_result.peaks):
         return
-    cache_bytes = sum(entry.bytes for entry in unsimulated_allocations if entry.kind == "cache")
+    cache_bytes = sum(unreplayed.bytes for unreplayed in unreplayed_allocations if unreplayed.kind == "cache")
     for encoder_peak in encoder_peaks:
         peak = MemoryPeak()
         peak.bytes = replay_result.set_up_bytes + encoder_peak.bytes

@@ -202,8 +202,8 @@ class Memory:
     def _replay(self, cuda_runtime: CudaRuntime) -> DeviceMemory:
         """Replays the run on the caching allocator of an accelerator with these CUDA properties."""
         attention, training_run, encoder_peaks = self._counted_run_for_runtime(cuda_runtime)
-        unsimulated_allocations, tensors = self._unreplayed_bytes(), self.tensors(attention)
-        device = training_run.memory(cuda_runtime.context_bytes, unsimulated_allocations, tensors, encoder_peaks)
+        unreplayed_allocations, tensors = self._unreplayed_bytes(), self.tensors(attention)
+        device = training_run.memory(cuda_runtime.context_bytes, unreplayed_allocations, tensors, encoder_peaks)
         if self.settings.phase != "training":
             return device
         device = with_paged_states(device, self.states)

@@ -324,7 +324,9 @@ def replay_inference(
     memory_meter.peaks = {}
     inference_run.run_passes()
     replay_result.peaks = {
-        place: peak for place, peak in memory_meter.peaks.items() if place.phase in inference_run.pass_names
+        allocation_place: peak
+        for allocation_place, peak in memory_meter.peaks.items()
+        if allocation_place.phase in inference_run.pass_names
     }
     replay_result.final_bytes = memory_meter.live_bytes
     if device is not None:
@@ -343,7 +345,7 @@ def recording_key_of_rank(spec: RankModel, repeats_by_stack: Mapping[int, int]) 
     if program.divides_evenly:
         rank_coordinates = rank_coordinates._replace(tp=0, ep=0, etp=0)
     layer_names = [layer_name for _, stack in spec.stacks() for layer_name in stack.layer_names()]
-    rank_layers = [sys.intern(layer_names[i]) for i in spec.chunks.layers]
+    rank_layers = [sys.intern(layer_names[layer_index]) for layer_index in spec.chunks.layers]
     if len(spec.stacks()) == 1:
         rank_layers = shortened_layers(rank_layers, repeats_by_stack.get(0))
     return (
@@ -367,7 +369,7 @@ def record_inference(
     repeats_by_stack: Mapping[int, int] | None = None,
     workspace_bytes: int = 0,
 ) -> RecordedEvents:
-    """Records the allocations of set-up and passes for `RepeatAnalysis`. Other arguments: as in `InferenceRun`."""
+    """Records the allocations of set-up and passes of an `InferenceRun` for `RepeatAnalysis`."""
     memory_meter = EventRecorder()
     inference_run = InferenceRun(spec, inference_config, repeats_by_stack, workspace_bytes, memory_meter)
     inference_run.set_up()

@@ -653,7 +653,7 @@ class Settings:
 
     @property
     def is_serving(self) -> bool:
-        """Whether kernels and KV cache have the defaults of a serving engine instead of those of transformers."""
+        """Whether kernels and KV cache default to a serving engine's instead of transformers'."""
         return self.phase == "inference"
 
     def recompute_choice(self) -> Recompute:
@@ -682,7 +682,7 @@ class Settings:
         return seq + 1 if self.phase == "decode" else seq
 
     def seq_in_context(self, context: int) -> int:
-        """Returns `seq` for a context length, the inverse of `cached_tokens`: decoding needs room for a new token."""
+        """Returns the `seq` that fits a context length; decoding leaves room for one new token."""
         return context - 1 if self.phase == "decode" else context
 
     def check(self, spec: ModelSpec) -> None:
@@ -747,7 +747,7 @@ SETTINGS_BY_SHORTHAND: Mapping[str, DeclaredSetting] = {
 
 
 def users_in_training_error(conflicting_option: str) -> InputError:
-    """Returns the error for `--users` beside `conflicting_option`, an option or a framework of training."""
+    """Returns the error for `--users` together with `conflicting_option`, which only training has."""
     return InputError(
         f"--users: training has no users, and {conflicting_option} asks for training; expected one of the two"
     )

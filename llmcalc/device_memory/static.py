@@ -100,7 +100,12 @@ class StaticMemory:
         frozen_bytes = packed_bytes(self.parameter_count.total - quantized_weights, self.dtype) + stored_bytes
         return add(
             frozen_bytes,
-            add(*(packed_bytes(total_elements(tensors), dtype) for tensors, dtype in self._adapter_and_copy_tensors)),
+            add(
+                *(
+                    packed_bytes(total_elements(tensors), tensor_dtype)
+                    for tensors, tensor_dtype in self._adapter_and_copy_tensors
+                )
+            ),
         )
 
     @property
@@ -129,7 +134,7 @@ class StaticMemory:
 
     @property
     def trained_format(self) -> str:
-        """The number format of what is trained: adapters, the last layers, or all weights."""
+        """The number format of the trained tensors: adapters, the last layers, or all weights."""
         return self.adapter_dtype or self.trained_dtype or self.dtype
 
     @property
@@ -158,7 +163,7 @@ class StaticMemory:
 
     @property
     def kv_cache(self) -> Number:
-        """Bytes of cached keys, values and recurrent states after the pass, including those of optional parts.
+        """Bytes of cached keys, values and recurrent states after the pass, optional parts included.
 
         There are `seq` tokens per sequence, after a decoding step one more.
         """
@@ -423,15 +428,19 @@ def _training_formats(run_settings: Settings) -> tuple[str, bool]:
 
 def _optimizer_of_settings(run_settings: Settings) -> Optimizer:
     """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not support."""
-    record, has_momentum = optimizer(run_settings.optimizer or DEFAULT_OPTIMIZER), bool(run_settings.momentum)
-    if run_settings.momentum is not None and not record.has_momentum:
+    optimizer_record, has_momentum = optimizer(run_settings.optimizer or DEFAULT_OPTIMIZER), bool(run_settings.momentum)
+    if run_settings.momentum is not None and not optimizer_record.has_momentum:
         optimizers_text = " or ".join(
             other_optimizer.name for other_optimizer in optimizers() if other_optimizer.has_momentum
         )
-        raise InputError(f"--momentum: for --optimizer {optimizers_text}, not {record.name}")
-    if run_settings.optimizer_dtype is not None and (record.state_format or (record.has_momentum and not has_momentum)):
-        raise InputError(f"--optimizer-dtype: not for --optimizer {record.name}: {record.state_format_note}")
-    return record
+        raise InputError(f"--momentum: for --optimizer {optimizers_text}, not {optimizer_record.name}")
+    if run_settings.optimizer_dtype is not None and (
+        optimizer_record.state_format or (optimizer_record.has_momentum and not has_momentum)
+    ):
+        raise InputError(
+            f"--optimizer-dtype: not for --optimizer {optimizer_record.name}: {optimizer_record.state_format_note}"
+        )
+    return optimizer_record
 
 
 def _optimizer_state(

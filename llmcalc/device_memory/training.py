@@ -286,7 +286,7 @@ class TrainingRun:
         self.backward(loss)
 
     def forward(self) -> Tensor:
-        """Replays the forward pass; returns the loss, or the model's output if it has no language-model head."""
+        """Replays the forward pass; returns the loss, or the output of a model without a language-model head."""
         self.meter.place = AllocationPlace("forward")
         self.graph.autocast_dtype = BFLOAT16 if self.training_config.autocast else None
         offload = HostOffload(self.graph)
@@ -309,16 +309,16 @@ class TrainingRun:
         self._allocate_workspaces(2)
         loss_gradient = self.graph.new_tensor(loss.shape, loss.dtype, loss.strides)
         self.graph.leaf_gradient_hook = self.gradient_complete_hook
-        backward(self.graph, loss, loss_gradient, self.finish_backward)
+        backward(self.graph, loss, loss_gradient, self.finish_communication)
         self.lowering.logits = []
 
     @property
     def gradient_complete_hook(self) -> Callable[[Tensor], None] | None:
-        """Returns a function to call once a parameter's gradient is complete; None if nothing follows."""
+        """Returns the function that runs once a parameter's gradient is complete; None if there is none."""
         return self._update_parameter if self.training_config.optimizer_in_backward else None
 
-    def finish_backward(self) -> None:
-        """Runs after the backward pass, before its autograd graph is freed; subclasses override it."""
+    def finish_communication(self) -> None:
+        """Ends communication that a backward pass has started; a run on one device has none."""
 
     def _allocate_workspaces(self, thread_count: int) -> None:
         """Allocates the cuBLAS workspaces of the first `thread_count` threads if they do not exist yet."""
@@ -490,7 +490,7 @@ def record_training(
     repeats_by_stack: Mapping[int, int] | None = None,
     workspace_bytes: int = 0,
 ) -> RecordedEvents:
-    """Records the allocations of set-up and two steps for `RepeatAnalysis`. Last arguments: as in `TrainingRun`."""
+    """Records the allocations of set-up and two steps of a `TrainingRun` for `RepeatAnalysis`."""
     recorded_steps = None
     if not (training_config.keeps_gradients or training_config.optimizer_in_backward):
         recorded_steps = _record_passes_once(

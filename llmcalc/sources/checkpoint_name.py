@@ -1,4 +1,4 @@
-"""Describes a checkpoint of the Hugging Face hub by its name, where its config cannot be downloaded.
+"""Describes a checkpoint of the Hugging Face hub by its name, if its config cannot be downloaded.
 
 `unsloth/Qwen3-14B` has the sizes of the preset qwen3-14b, and `Qwen/Qwen3-14B-AWQ` also the quantization that its name
 states. The description has the table `quantization_config` that the library named in the id writes, so all commands
@@ -196,11 +196,14 @@ def recipe_quantization_config(
     ):
         return (quantization_config, scheme) if is_block_recipe else None
     module_patterns = [f".*{re.escape(module)}.*" for module in recipe["ignore"]]
-    ignore = [*quantization_config.get("ignore", []), *(f"re:{module_pattern}" for module_pattern in module_patterns)]
+    ignored_modules = [
+        *quantization_config.get("ignore", []),
+        *(f"re:{module_pattern}" for module_pattern in module_patterns),
+    ]
     ignored_modules_by_method: dict[str, dict[str, Any]] = {
         "awq": {"modules_to_not_convert": recipe["ignore"]},
         "gptq": {"dynamic": {f"-:{module_pattern}": {} for module_pattern in module_patterns}},
-        "compressed-tensors": {"ignore": ignore},
+        "compressed-tensors": {"ignore": ignored_modules},
     }
     formats_text = f"{scheme}, with the layers in 16 bits of the published recipe of this model"
     return quantization_config | ignored_modules_by_method[str(quant_method)], formats_text

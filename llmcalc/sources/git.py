@@ -90,8 +90,8 @@ def text_at_commit(git_ref: str, path: Path) -> str | None:
     """
     if git_ref.startswith("-"):  # git would take it for an option
         raise InputError(f"--git {git_ref}: expected a commit, a branch or a tag, such as HEAD or origin/main")
-    file = Path(os.path.realpath(path.parent)) / path.name
-    repo_root = repository_root(file)
+    absolute_path = Path(os.path.realpath(path.parent)) / path.name
+    repo_root = repository_root(absolute_path)
     if repo_root is None:
         raise InputError(
             f"--git {git_ref}: {path.parent} is in no git repository; expected a file below a folder that holds a .git"
@@ -102,7 +102,7 @@ def text_at_commit(git_ref: str, path: Path) -> str | None:
         raise InputError(
             f"--git {git_ref}: there is no such commit, branch or tag here (git fetch gets those of a remote)"
         )
-    path_in_repository = file.relative_to(repo_root).as_posix()
+    path_in_repository = absolute_path.relative_to(repo_root).as_posix()
     arguments = ("ls-tree", "--full-tree", "-l", "-z", commit_answer.output.decode().strip(), "--", path_in_repository)
     object_answer = _run_git(repo_root, *arguments)
     if object_answer.exit_status:
@@ -176,8 +176,12 @@ def _run_git(repo_root: Path, *git_arguments: str, byte_limit: int = LARGEST_MES
 
     Raises `InputError` if git is not installed, takes longer, or writes more.
     """
-    setting_arguments = [argument for git_setting in GIT_SETTINGS for argument in ("-c", git_setting)]
-    git_environment = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
+    setting_arguments = [git_argument for git_setting in GIT_SETTINGS for git_argument in ("-c", git_setting)]
+    git_environment = {
+        variable_name: variable_value
+        for variable_name, variable_value in os.environ.items()
+        if variable_name not in REPOSITORY_VARIABLES
+    }
     # a new process group, so that processes that git starts end with it
     git_process = subprocess.Popen(
         [path_of_git(), "--no-pager", *setting_arguments, *git_arguments],
@@ -235,7 +239,7 @@ def path_of_git() -> str:
     Raises `InputError` if there is none.
     """
     for folder in os.get_exec_path():
-        path = shutil.which(os.path.join(folder, "git")) if os.path.isabs(folder) else None
-        if path is not None:
-            return path
+        git_path = shutil.which(os.path.join(folder, "git")) if os.path.isabs(folder) else None
+        if git_path is not None:
+            return git_path
     raise InputError("--git: the program git is not installed; expected it on the PATH")

@@ -199,8 +199,8 @@ def split_device_count(hardware_argument: str) -> tuple[str, int | None]:
         return hardware_argument, None
     if memory_only_hardware(hardware_argument) or preset_with_spelling(hardware_argument):
         return hardware_argument, None
-    if machine := accelerator_of_machine(hardware_argument):
-        return machine
+    if machine_and_count := accelerator_of_machine(hardware_argument):
+        return machine_and_count
     if count_and_hardware := _count_and_accelerator(hardware_argument):
         accelerator_count, hardware = count_and_hardware
         return hardware.name, accelerator_count
@@ -218,17 +218,17 @@ def accelerators_and_devices(
     names_and_counts = [split_device_count(hardware_argument) for hardware_argument in hardware_arguments]
     accelerators = find_accelerators(name for name, _ in names_and_counts)
     named_count = None
-    for hardware_argument, (name, count) in zip(hardware_arguments, names_and_counts, strict=True):
+    for hardware_argument, (name, device_count) in zip(hardware_arguments, names_and_counts, strict=True):
         is_machine = accelerator_of_machine(hardware_argument) is not None
-        if count is None or (is_machine and devices is not None and devices % count == 0):
+        if device_count is None or (is_machine and devices is not None and devices % device_count == 0):
             continue
-        if (devices or named_count or count) != count:
+        if (devices or named_count or device_count) != device_count:
             other_text = f"--devices {devices}" if devices else f"{named_count} of another name"
             raise InputError(
-                f"--hardware: {hardware_argument}: names {count} accelerators, which contradicts {other_text}; "
+                f"--hardware: {hardware_argument}: names {device_count} accelerators, which contradicts {other_text}; "
                 f"expected one of the two numbers, such as --hardware {name} --devices {devices or named_count}"
             )
-        named_count = count
+        named_count = device_count
     return accelerators, devices or named_count
 
 
@@ -244,8 +244,8 @@ def read_hardware(file_name: str) -> Hardware:
     if isinstance(hardware_description.get("like"), str):
         try:
             _require_short_name(hardware_description["like"])
-            preset = _find_hardware_by_name(hardware_description["like"])
-            hardware_description = _override_preset(preset, hardware_description)
+            base_accelerator = _find_hardware_by_name(hardware_description["like"])
+            hardware_description = _override_preset(base_accelerator, hardware_description)
         except InputError as error:
             raise InputError(f"{file_name}: like: {error}") from error
     return validate(Hardware, {"title": path.stem, **hardware_description, "name": path.name}, file_name)
@@ -315,7 +315,9 @@ def _machines_by_normalized_type() -> dict[str, tuple[str, int]]:
 
 @cache
 def _accelerators_by_family() -> dict[str, str]:
-    return {_machine_family(machine_type): name for machine_type, (name, _) in machine_types().items()}
+    return {
+        _machine_family(machine_type): hardware_name for machine_type, (hardware_name, _) in machine_types().items()
+    }
 
 
 def _machine_family(machine_type: str) -> str:
@@ -406,12 +408,12 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
             "the computer that it may use, such as 16GiB, or for times a .toml file with memory_bytes, "
             "memory_bandwidth and peak_flops"
         )
-    for pattern in (PROCESSOR_WORD, SMALL_COMPUTER_WORD):
-        if pattern.search(typed_name):
-            names = [name for name in hardware_names() if load_hardware(name).is_processor]
+    for name_pattern in (PROCESSOR_WORD, SMALL_COMPUTER_WORD):
+        if name_pattern.search(typed_name):
+            known_names = [name for name in hardware_names() if load_hardware(name).is_processor]
             family_pattern = re.compile(rf"{re.escape(normalized(typed_name))}(?![a-z])")
-            names = [name for name in names if family_pattern.match(normalized(name))] or names
-            processors = ", ".join(names)
+            known_names = [name for name in known_names if family_pattern.match(normalized(name))] or known_names
+            processors = ", ".join(known_names)
             size_match = re.search(r"([1-9][0-9]{0,4})\s*gi?b", typed_name, re.IGNORECASE)
             memory_text = f"{size_match[1] if size_match else 32}GiB"
             raise InputError(
@@ -424,9 +426,9 @@ def _find_hardware_by_name(typed_name: str) -> Hardware:
     hardware_by_spelling = {
         spelling: name for name in hardware_names() for spelling in _normalized_names(load_hardware(name))
     }
-    beginnings = [spelling for spelling in hardware_by_spelling if normalized(typed_name).startswith(spelling)]
-    if beginnings:  # a 4090 Ti, which nobody sells, is first of all a 4090
-        suggestion = f" Did you mean {hardware_by_spelling[max(beginnings, key=len)]}?"
+    names_with_prefix = [spelling for spelling in hardware_by_spelling if normalized(typed_name).startswith(spelling)]
+    if names_with_prefix:  # a 4090 Ti, which nobody sells, is first of all a 4090
+        suggestion = f" Did you mean {hardware_by_spelling[max(names_with_prefix, key=len)]}?"
     else:
         suggestion = suggest(typed_name, list(hardware_names()))
     suggestion = suggestion or suggest(normalized(typed_name), hardware_by_spelling)
@@ -462,15 +464,19 @@ def _count_and_accelerator(typed_name: str) -> tuple[int, Hardware] | None:
 def preset_with_spelling(hardware_argument: str) -> Hardware | None:
     """Returns the preset whose name, alias or title is the argument, with or without the vendor's name."""
     normalized_names = _normalized_arguments(hardware_argument)
-    matching_names = (name for name in hardware_names() if normalized(name) in normalized_names)
+    matching_names = (
+        normalized_name for normalized_name in hardware_names() if normalized(normalized_name) in normalized_names
+    )
     # a file is parsed if its text has the letters of a name, with any punctuation between them, or an escaped character
-    spelling_patterns = [r"[\W_]*".join(map(re.escape, name)) for name in sorted(normalized_names)]
+    spelling_patterns = [
+        r"[\W_]*".join(map(re.escape, normalized_name)) for normalized_name in sorted(normalized_names)
+    ]
     search_spelling = re.compile("|".join((r"\\", *spelling_patterns)), re.IGNORECASE).search
     hardware_names_with_spelling = (
-        name
-        for name in hardware_names()
-        if search_spelling(_preset_text(name))
-        and not normalized_names.isdisjoint(_normalized_names(load_hardware(name)))
+        normalized_name
+        for normalized_name in hardware_names()
+        if search_spelling(_preset_text(normalized_name))
+        and not normalized_names.isdisjoint(_normalized_names(load_hardware(normalized_name)))
     )
     hardware_name = next(matching_names, None) or next(hardware_names_with_spelling, None)
     return None if hardware_name is None else load_hardware(hardware_name)
@@ -502,9 +508,9 @@ def _hardware_of_memory_size(typed_name: str) -> Hardware | None:
         for normalized_argument in _normalized_arguments(typed_name):
             for spelling in sorted(_normalized_names(hardware)):
                 memory_size_text = normalized_argument.removeprefix(spelling)
-                size_match = re.fullmatch(size_pattern, memory_size_text)
-                if size_match is not None and memory_size_text != normalized_argument:
-                    return _with_memory_size(hardware, int(size_match.group(1)), typed_name)
+                memory_size_match = re.fullmatch(size_pattern, memory_size_text)
+                if memory_size_match is not None and memory_size_text != normalized_argument:
+                    return _with_memory_size(hardware, int(memory_size_match.group(1)), typed_name)
     return None
 
 
@@ -555,9 +561,17 @@ def with_configuration(hardware: Hardware, memory_configuration: MemoryConfigura
 def chips_of_generation(hardware: Hardware) -> list[Hardware]:
     """Returns the presets of an Apple chip's generation (`m4-…`) in all memory sizes, the smallest first."""
     generation = hardware.name.partition("-")[0]
-    chips = [load_hardware(name) for name in hardware_names() if name.partition("-")[0] == generation]
+    chips = [
+        load_hardware(hardware_name)
+        for hardware_name in hardware_names()
+        if hardware_name.partition("-")[0] == generation
+    ]
     return sorted(
-        (with_configuration(chip, size) for chip in chips for size in chip.configurations),
+        (
+            with_configuration(chip, memory_configuration)
+            for chip in chips
+            for memory_configuration in chip.configurations
+        ),
         key=lambda chip: (chip.memory_bytes, chip.memory_bandwidth or 0),
     )
 

@@ -34,10 +34,14 @@ PARTIAL_ENDING = "Partial"
 def description_schema() -> dict[str, Any]:
     """Returns the JSON Schema of a description, which is a preset's TOML file."""
     member_classes = (
-        part_class for name in ("block", "variants") for part_class in models_of_field(Stack.model_fields[name])
+        part_class
+        for field_name in ("block", "variants")
+        for part_class in models_of_field(Stack.model_fields[field_name])
     )
-    layer_class_names = {cls.__name__ for part_class in member_classes for cls in reachable_models(part_class)}
-    class_schemas = {cls.__name__: _class_schema(cls) for cls in reachable_models(Preset)}
+    layer_class_names = {
+        member_class.__name__ for part_class in member_classes for member_class in reachable_models(part_class)
+    }
+    class_schemas = {member_class.__name__: _class_schema(member_class) for member_class in reachable_models(Preset)}
     schema = class_schemas["Stack"]["properties"]["block"]
     class_schemas["Stack"]["properties"]["variants"]["additionalProperties"] = _partial_schema(schema)
     for class_name in sorted(layer_class_names):

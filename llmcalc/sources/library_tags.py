@@ -38,9 +38,7 @@ class LibraryName:
     context_lengths: Mapping[str, int] = field(default_factory=dict)
 
     def size_tag(self, tag: str) -> str:
-        """Returns the size in a tag: `8b` for `8b-instruct`; for `latest` and `""` the size that these
-        mean.
-        """
+        """Returns the size in a tag: `8b` for `8b-instruct`, the default size for `latest` or an empty tag."""
         if tag in self.presets or tag in self.schemes:
             return tag
         return _WORD_OF_NO_SIZE.sub("", "" if tag == "latest" else tag) or self.latest

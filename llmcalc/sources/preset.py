@@ -204,7 +204,9 @@ class Preset(Record):
     def display(self) -> str:
         """The name for headings: the title (after a typed hub id) and the overrides."""
         title = self.title or self.name
-        preset_alias = next((alias for alias in self.aliases if normalized(alias) == normalized(self.asked)), None)
+        preset_alias = next(
+            (other_alias for other_alias in self.aliases if normalized(other_alias) == normalized(self.asked)), None
+        )
         hub_id = self.named_checkpoint or preset_alias
         display_text = title if hub_id is None else f"{hub_id} ({title})"
         return f"{display_text}, modified ({', '.join(self.changes)})" if self.changes else display_text

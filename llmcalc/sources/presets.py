@@ -117,25 +117,27 @@ def _library_tag(name: str) -> tuple[LibraryName, str] | None:
     `mistral-large`. Overrides (`?`) are ignored.
     """
     library_name, _, tag = name.partition("?")[0].lower().partition(":")
-    entry = LIBRARY_NAMES.get(library_name)
-    if entry is None or (not tag and normalized(library_name) in map(normalized, model_names())):
+    library_entry = LIBRARY_NAMES.get(library_name)
+    if library_entry is None or (not tag and normalized(library_name) in map(normalized, model_names())):
         return None
-    size_tag = entry.size_tag(tag)
+    size_tag = library_entry.size_tag(tag)
     preset_with_alias = None if tag else _preset_of_spelling(library_name)
     size_name = f"{library_name}:{size_tag}"
-    newest = entry.presets.get(size_tag) or _preset_of_spelling(size_name) or _preset_of_tag(size_name)
-    if preset_with_alias not in (None, newest) or (not tag and newest and _has_later_version(library_name, newest)):
+    newest_preset = library_entry.presets.get(size_tag) or _preset_of_spelling(size_name) or _preset_of_tag(size_name)
+    if preset_with_alias not in (None, newest_preset) or (
+        not tag and newest_preset and _has_later_version(library_name, newest_preset)
+    ):
         return None
-    return entry, size_tag
+    return library_entry, size_tag
 
 
 @cache
 def _has_later_version(library_name: str, preset_name: str) -> bool:
     """Whether a preset named `library_name-VERSION`, without a size, is later than the preset `preset_name`."""
     version_pattern = re.compile(rf"{re.escape(library_name)}-v?[0-9]+(?:\.[0-9]+)?")
-    released = load_preset(preset_name).released or ""
+    release_of_preset = load_preset(preset_name).released or ""
     versions = filter(version_pattern.fullmatch, model_names())
-    return any((load_preset(version).released or "") > released for version in versions)
+    return any((load_preset(version).released or "") > release_of_preset for version in versions)
 
 
 def library_scheme(name: str) -> str | None:
@@ -155,9 +157,9 @@ def library_context(name: str) -> int | None:
     library_tag, tag = _library_tag(name), name.partition(":")[2]
     if library_tag is None:
         return None
-    entry, size_tag = library_tag
+    library_entry, size_tag = library_tag
     tags = tag if name == tag_with_format else f"{tag}-", tag, size_tag
-    return next((entry.context_lengths[tag] for tag in tags if tag in entry.context_lengths), None)
+    return next((library_entry.context_lengths[tag] for tag in tags if tag in library_entry.context_lengths), None)
 
 
 _TAG = re.compile(r"[A-Za-z0-9._-]{1,60}:[A-Za-z0-9._-]{1,60}")
@@ -230,9 +232,9 @@ def _preset_in_library(name: str) -> str | None:
     library_tag = _library_tag(name)
     if library_tag is None:
         return find_preset(library_name) if tag == "latest" else None
-    entry, size_tag = library_tag
-    if size_tag in entry.presets:
-        return entry.presets[size_tag]
+    library_entry, size_tag = library_tag
+    if size_tag in library_entry.presets:
+        return library_entry.presets[size_tag]
     if size_tag == tag:  # looked for as any other name
         return None
     size_name = f"{library_name}:{size_tag}" if size_tag else library_name
@@ -350,9 +352,9 @@ def known_model(model_name: str) -> Preset | None:
     owner_path = last_segment.replace("_", "/", 1)  # google_gemma-3-12b-it, as in repositories of GGUF files
     preset_name = next(
         (
-            preset
+            matching_preset
             for name_part in (model_name, last_segment, owner_path, owner_path.partition("/")[2])
-            if name_part and (preset := find_preset(name_part))
+            if name_part and (matching_preset := find_preset(name_part))
         ),
         None,
     )
@@ -466,10 +468,12 @@ def _checkpoint_of_name(checkpoint_name: str, find_model: Callable[[str], Preset
     schemes_of_publisher = SCHEMES_OF_MLX if "mlx" in checkpoint_name.lower() else ()
     schemes_in_tags, separators = (SCHEMES_IN_TAGS, "[-_.:]") if ":" in last_segment else ((), "[-_.]")
     for scheme_pattern, quantization_scheme in (*schemes_of_publisher, *SCHEMES_IN_NAMES, *schemes_in_tags):
-        match = re.fullmatch(rf"(?P<model>.{{2,200}}?){separators}(?:{scheme_pattern})", last_segment, re.IGNORECASE)
-        preset = None if match is None else find_model(match["model"])
-        if match is not None and preset is not None:
-            scheme_words = match.groupdict()
+        name_match = re.fullmatch(
+            rf"(?P<model>.{{2,200}}?){separators}(?:{scheme_pattern})", last_segment, re.IGNORECASE
+        )
+        preset = None if name_match is None else find_model(name_match["model"])
+        if name_match is not None and preset is not None:
+            scheme_words = name_match.groupdict()
             published_config = preset.quantization_config or {}
             if scheme_pattern == _ANY_GGUF and published_config and not _is_in_fp8(published_config):
                 if published_config.get("quant_method") != "mxfp4":
@@ -556,5 +560,9 @@ def _presets_by_repository() -> dict[str, str]:
         presets_of_full_names[normalized(repository)] = preset_name
         for shorter_name in {short_name, _VERSION_ENDING.sub("", short_name) if _has_size(short_name) else short_name}:
             presets_of_short_names.setdefault(normalized(shorter_name), set()).add(preset_name)
-    unique_short_names = {name: min(names) for name, names in presets_of_short_names.items() if len(names) == 1}
+    unique_short_names = {
+        repository_name: min(preset_names)
+        for repository_name, preset_names in presets_of_short_names.items()
+        if len(preset_names) == 1
+    }
     return unique_short_names | presets_of_full_names

@@ -202,10 +202,10 @@ def _read_description(model_target: str, head: HeadKind | None, allow_unknown: b
 
 def _with_context_of_tag(preset_description: dict[str, Any], model_target: str) -> dict[str, Any]:
     """Returns a description with the context length of the model file that an Ollama tag stands for."""
-    context = library_context(model_target)
-    if context is None:
+    context_tokens = library_context(model_target)
+    if context_tokens is None:
         return preset_description
-    return {**preset_description, "model": {**preset_description["model"], "max_position_embeddings": context}}
+    return {**preset_description, "model": {**preset_description["model"], "max_position_embeddings": context_tokens}}
 
 
 def _describe_hub_model(
@@ -348,11 +348,11 @@ def _unknown_target_error(model_target: str) -> str:
     if len(target_names) > 1 and all(target_name in known_names for target_name in target_names):
         return f"'{model_target}': models are separate words; expected {' '.join(target_names)}"
     if size_match := re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([bBmM])", model_target):
-        size, unit = float(size_match[1]), size_match[2].upper()
+        model_size, size_unit = float(size_match[1]), size_match[2].upper()
         return (
             f"'{model_target}' is a size and no model; expected a model's name (llmcalc presets --min-params "
-            f"{0.9 * size:g}{unit} --max-params {1.1 * size:g}{unit} lists some), or llmcalc shape --params "
-            f"{model_target} for shapes"
+            f"{0.9 * model_size:g}{size_unit} --max-params {1.1 * model_size:g}{size_unit} lists some), "
+            f"or llmcalc shape --params {model_target} for shapes"
         )
     if UNPUBLISHED_MODEL.fullmatch(model_target):
         return (
@@ -434,9 +434,9 @@ def _starts_with_type(model_name: str, model_type: str) -> bool:
     The word ends before a separator or a digit: `clipper` is not `clip`. Separators and case may differ.
     """
     type_characters = [character for character in model_type if character.isalnum()]
-    pattern = "[-_. ]?".join(map(re.escape, type_characters)) + "(?![a-z])"
+    type_pattern = "[-_. ]?".join(map(re.escape, type_characters)) + "(?![a-z])"
     is_word = len(type_characters) >= FEWEST_LETTERS_OF_TYPE
-    return is_word and re.match(pattern, model_name.rpartition("/")[2], re.I) is not None
+    return is_word and re.match(type_pattern, model_name.rpartition("/")[2], re.I) is not None
 
 
 def _advice_on_checkpoint(model_target: str) -> str:
@@ -493,9 +493,11 @@ def _suggest_relatives(model_name: str) -> str:
     beginning of it, which has more than the family's letters: `Phi-4-multimodal-instruct` begins as phi-4-mini.
     """
     bare_name = VARIANT_WORD.sub("", model_name[:LONGEST_NAME])
-    family, normalized_name = _letters_before_digits(bare_name), normalized(bare_name)
-    presets = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family]
-    prefixes = (normalized_name[:prefix_length] for prefix_length in range(len(normalized_name), len(family), -1))
+    family_letters, normalized_name = _letters_before_digits(bare_name), normalized(bare_name)
+    presets = [preset_name for preset_name in model_names() if _letters_before_digits(preset_name) == family_letters]
+    prefixes = (
+        normalized_name[:prefix_length] for prefix_length in range(len(normalized_name), len(family_letters), -1)
+    )
     spellings = list(map(normalized, presets))
     longest_prefix = next(
         (prefix for prefix in prefixes if any(spelling.startswith(prefix) for spelling in spellings)), ""
@@ -563,7 +565,10 @@ def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: 
     if len(matching_paths) == 1:
         return matching_paths[0]
     if not matching_paths:
-        field_name, model_field_names = field_path[-1], {path[-1] for path in (*table_paths, *field_paths(model_table))}
+        field_name, model_field_names = (
+            field_path[-1],
+            {matching_path[-1] for matching_path in (*table_paths, *field_paths(model_table))},
+        )
         usual_name = next(
             (name for name in model_field_names if field_name in OTHER_FIELD_NAMES.get(name, "").split()), ""
         )
@@ -576,7 +581,7 @@ def _resolve_path(model_table: dict[str, Any], field_path: list[str], override: 
         raise InputError(f"--set {override}: the model has no field '{'.'.join(field_path)}'.{suggestion}")
     raise InputError(
         f"--set {override}: '{'.'.join(field_path)}' is ambiguous; expected one of "
-        + ", ".join(".".join(path) for path in matching_paths)
+        + ", ".join(".".join(matching_path) for matching_path in matching_paths)
     )
 
 

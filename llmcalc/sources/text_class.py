@@ -16,7 +16,7 @@ TEXT_TYPES = frozenset({"llama4_text", "mllama_text_model", "qwen3_5_text", "qwe
 
 
 def has_text_class(preset: Preset) -> bool:
-    """Whether `AutoModelForCausalLM` loads the model without its encoders. False if no class is known."""
+    """Whether `AutoModelForCausalLM` loads the model without its encoders. False for an unknown class."""
     if preset.config is not None:
         return preset.config.get("model_type") in TYPES_WITH_TEXT_CLASS
     from .to_hf import to_config

@@ -82,7 +82,11 @@ class ActivationFormulas:
     def saved_sums(self, notation: SizeNotation, batch: int) -> SavedByteSums:
         """Returns the saved bytes of every node for a batch size, as numbers or as formulas."""
         spec, seq = self.formulas.symbolic.spec, self.formulas.setting.seq
-        repeats_by_stack = {i: SHORT_RUN_REPEATS for i, stack in enumerate(layer_stacks(spec)) if stack.is_extrapolated}
+        repeats_by_stack = {
+            stack_index: SHORT_RUN_REPEATS
+            for stack_index, stack in enumerate(layer_stacks(spec))
+            if stack.is_extrapolated
+        }
         if notation == "letters":
             spec, batch, seq = (
                 spec_with_formulas(spec),
@@ -123,12 +127,14 @@ class ActivationFormulas:
         component_nodes = components(self.formulas)
         for stack_path in self.numeric_sums.shared_bytes:
             last_layer_index = max(
-                i for i, (_, node) in enumerate(component_nodes) if _path_names(node)[: len(stack_path)] == stack_path
+                layer_index
+                for layer_index, (_, node) in enumerate(component_nodes)
+                if _path_names(node)[: len(stack_path)] == stack_path
             )
             component_nodes.insert(
-                last_layer_index + 1, (len(stack_path) - 1, _entry_outside_nodes(_shared_entry_path(stack_path)))
+                last_layer_index + 1, (len(stack_path) - 1, _node_outside_tree(_path_of_shared_storages(stack_path)))
             )
-        return [*component_nodes, (0, _entry_outside_nodes(LOSS_NAMES))]
+        return [*component_nodes, (0, _node_outside_tree(LOSS_NAMES))]
 
     def find_nodes(self, query: str) -> list[FormulaNode]:
         """Finds the nodes that a query names; storages shared by layers, and the loss, count as nodes."""
@@ -210,7 +216,9 @@ class SavedByteSums:
             return sum((self.by_location[storage_location] for storage_location in node.walk_indices), 0)
         bytes_outside_nodes = {
             LOSS_NAMES: self.loss_bytes,
-            **{_shared_entry_path(stack_path): byte_count for stack_path, byte_count in self.shared_bytes.items()},
+            **{
+                _path_of_shared_storages(stack_path): byte_count for stack_path, byte_count in self.shared_bytes.items()
+            },
         }
         return bytes_outside_nodes[_path_names(node)]
 
@@ -221,10 +229,19 @@ class SavedByteSums:
         self, node_path: LabelledPath, bytes_by_repeat: Counter[int], repeats_of_path: dict[LabelledPath, set[int]]
     ) -> Any:
         """Returns the saved bytes of a layer; storages that only some of the equal layers save count as shared."""
-        layer_path = next((node_path[:i] for i in range(len(node_path), 0, -1) if node_path[:i] in self._paths), ())
+        layer_path = next(
+            (
+                node_path[:prefix_length]
+                for prefix_length in range(len(node_path), 0, -1)
+                if node_path[:prefix_length] in self._paths
+            ),
+            (),
+        )
         if not layer_path:
             return sum(bytes_by_repeat.values())
-        bytes_of_repeats = [_expand_expression(bytes_by_repeat[index]) for index in sorted(repeats_of_path[layer_path])]
+        bytes_of_repeats = [
+            _expand_expression(bytes_by_repeat[layer_index]) for layer_index in sorted(repeats_of_path[layer_path])
+        ]
         ((common_bytes, _),) = Counter(bytes_of_repeats).most_common(1)
         excess_bytes = _expand_expression(sum(byte_count - common_bytes for byte_count in bytes_of_repeats))
         if excess_bytes:
@@ -298,12 +315,12 @@ def _path_names(node: FormulaNode) -> PathNames:
     return tuple(name for name, _, _ in node.path_names)
 
 
-def _shared_entry_path(stack: PathNames) -> PathNames:
+def _path_of_shared_storages(stack: PathNames) -> PathNames:
     """Returns the path under which storages shared by layers are listed. stack: the path of the layers."""
     return *stack[:-1], f"shared by {stack[-1]}"
 
 
-def _entry_outside_nodes(path_names: PathNames) -> FormulaNode:
+def _node_outside_tree(path_names: PathNames) -> FormulaNode:
     """Returns a node under which saved bytes outside the model's tree are listed, such as the loss's."""
     node = Node(path_names[-1])
     return FormulaNode(tuple((name, "", ()) for name in path_names), ".".join(path_names), (), node, node, 1, "", "")

@@ -212,9 +212,9 @@ class Formulas:
             ]
         if not exact_matches:
             path_ends = {
-                ".".join(path_name[0] for path_name in node.path_names[i:])
+                ".".join(path_name[0] for path_name in node.path_names[name_index:])
                 for node in formula_nodes
-                for i in range(len(node.path_names))
+                for name_index in range(len(node.path_names))
             }
             component_names = dict.fromkeys(
                 node.path_names[-1][0]
@@ -413,7 +413,9 @@ class Formulas:
         total_sum: Any = sympy.Integer(0)
         for summand in sympy.Add.make_args(expanded_sum):
             factors: list[tuple[Any, Any]] = [factor.as_base_exp() for factor in sympy.Mul.make_args(summand)]
-            factor_fields = [self.meanings[base].field if base in self.meanings else "" for base, _ in factors]
+            factor_fields = [
+                self.meanings[factor_base].field if factor_base in self.meanings else "" for factor_base, _ in factors
+            ]
             head_exponent = sum(
                 exponent
                 for (_, exponent), factor_field in zip(factors, factor_fields, strict=True)
@@ -427,15 +429,17 @@ class Formulas:
             rewritten_fields = WIDTH_FIELDS | (
                 HEAD_COUNT_FIELDS | HEAD_SIZE_FIELDS if head_exponent == head_size_exponent else frozenset()
             )
-            for (base, exponent), field_name in zip(factors, factor_fields, strict=True):
+            for (factor_base, exponent), field_name in zip(factors, factor_fields, strict=True):
                 hidden_exponent = exponent if field_name in WIDTH_FIELDS | HEAD_SIZE_FIELDS else 0
                 changed_factor = (
-                    sympy.Rational(self.meanings[base].value) ** exponent
+                    sympy.Rational(self.meanings[factor_base].value) ** exponent
                     * (hidden_symbol / self.meanings[hidden_symbol].value) ** hidden_exponent
                     if field_name in rewritten_fields
-                    else base**exponent
+                    else factor_base**exponent
                 )
-                summand = summand / base**exponent * changed_factor if field_name in rewritten_fields else summand
+                summand = (
+                    summand / factor_base**exponent * changed_factor if field_name in rewritten_fields else summand
+                )
             total_sum += summand
         coefficients = [term_of_sum.as_coeff_Mul()[0] for term_of_sum in sympy.Add.make_args(total_sum)]
         is_readable = all(coefficient.q <= LARGEST_DENOMINATOR for coefficient in coefficients)
@@ -461,11 +465,17 @@ class Formulas:
         if len(hidden_widths) != 1:
             return []
         (hidden_symbol,) = hidden_widths
-        width_ratios = [(width, ratio(value_of_symbol[width], hidden_symbol)) for width in symbols_of(WIDTH_FIELDS)]
+        width_ratios = [
+            (width_symbol, ratio(value_of_symbol[width_symbol], hidden_symbol))
+            for width_symbol in symbols_of(WIDTH_FIELDS)
+        ]
         if len(head_sizes) == 1:
             width_ratios += [
-                (head * head_sizes[0], ratio(value_of_symbol[head] * value_of_symbol[head_sizes[0]], hidden_symbol))
-                for head in heads
+                (
+                    head_count_symbol * head_sizes[0],
+                    ratio(value_of_symbol[head_count_symbol] * value_of_symbol[head_sizes[0]], hidden_symbol),
+                )
+                for head_count_symbol in heads
             ]
         elif not head_sizes and len(heads) == 2:
             width_ratios.append((heads[1], ratio(value_of_symbol[heads[1]], heads[0])))

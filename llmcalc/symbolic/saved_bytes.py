@@ -36,7 +36,7 @@ LOSS_PATH: LabelledPath = (("loss", ""),)
 
 
 class StorageLocation(NamedTuple):
-    """The tree node whose module runs when a pass allocates, saves or frees a tensor.
+    """The node of the model's tree whose module is running when a tensor is allocated, saved or freed.
 
     path: path of the node.
     depth: number of its names that are the path of the layer; 0 outside of layers.
@@ -85,7 +85,7 @@ class SavedBlock:
     def is_shared(self) -> bool:
         """Whether several layers save the same block, such as a table of angles or an encoder's output."""
         layers = {(location.stack_path, location.layer_index) for location in self.saving_nodes if location.depth}
-        if any(stack == self.creator_location.stack_path for stack, _ in layers) or not layers:
+        if any(stack_path == self.creator_location.stack_path for stack_path, _ in layers) or not layers:
             return self.shared_layer_ends > 1 and len(layers) != 1
         return len(layers) > 1
 
@@ -122,10 +122,12 @@ class NodeTrackingEager(EagerKernels):
     def location(self, frames: Sequence[ModuleFrame]) -> StorageLocation:
         """Returns the location of the module in the innermost of these frames."""
         named_frames = [frame for frame in frames if frame.scope.name]
-        layers = [
-            (i + 1, frame.layer_index) for i, frame in enumerate(named_frames) if frame.scope.first_input is not None
+        layer_frames = [
+            (frame_index + 1, frame.layer_index)
+            for frame_index, frame in enumerate(named_frames)
+            if frame.scope.first_input is not None
         ]
-        depth, layer_index = layers[0] if layers else (0, -1)
+        depth, layer_index = layer_frames[0] if layer_frames else (0, -1)
         return StorageLocation(
             tuple(_node_name_and_label(frame.scope) for frame in named_frames),
             depth,

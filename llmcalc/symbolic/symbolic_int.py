@@ -29,28 +29,28 @@ class SymbolicInt(int):
         return f"{self.formula} = {int(self)}"
 
     def __add__(self, other: Any) -> Any:
-        return _apply(lambda a, b: a + b, self, other)
+        return _apply_operation(lambda a, b: a + b, self, other)
 
     def __radd__(self, other: Any) -> Any:
-        return _apply(lambda a, b: a + b, other, self)
+        return _apply_operation(lambda a, b: a + b, other, self)
 
     def __sub__(self, other: Any) -> Any:
-        return _apply(lambda a, b: a - b, self, other)
+        return _apply_operation(lambda a, b: a - b, self, other)
 
     def __rsub__(self, other: Any) -> Any:
-        return _apply(lambda a, b: a - b, other, self)
+        return _apply_operation(lambda a, b: a - b, other, self)
 
     def __mul__(self, other: Any) -> Any:
-        return _apply(lambda a, b: a * b, self, other)
+        return _apply_operation(lambda a, b: a * b, self, other)
 
     def __rmul__(self, other: Any) -> Any:
-        return _apply(lambda a, b: a * b, other, self)
+        return _apply_operation(lambda a, b: a * b, other, self)
 
     def __neg__(self) -> SymbolicInt:
         return SymbolicInt(-int(self), -self.formula)
 
     def __pow__(self, other: Any, modulo: Any = None) -> Any:
-        return _apply(lambda a, b: a**b, self, other)
+        return _apply_operation(lambda a, b: a**b, self, other)
 
     def __floordiv__(self, other: Any) -> Any:
         return _floor_divide(self, other)
@@ -76,7 +76,7 @@ def formula_of(number: int) -> Any:
     return number.formula if isinstance(number, SymbolicInt) else number
 
 
-def _apply(operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+def _apply_operation(operation: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     if not (isinstance(left, int) and isinstance(right, int)):
         return NotImplemented
     return SymbolicInt(operation(int(left), int(right)), operation(formula_of(left), formula_of(right)))

@@ -290,17 +290,19 @@ def sequences_symbol() -> Any:
 
 def letter_of_field(field_info: FieldInfo) -> str | None:
     """Returns the letter of a field's type, or of the type inside `| None`."""
-    return _letter_of_metadata(field_info.metadata) or _letter_inside(field_info.annotation)
+    return _letter_in_metadata(field_info.metadata) or _letter_in_annotation(field_info.annotation)
 
 
-def _letter_of_metadata(metadata: Iterable[Any]) -> str | None:
+def _letter_in_metadata(metadata: Iterable[Any]) -> str | None:
     return next((annotation.letter for annotation in metadata if isinstance(annotation, SizeSymbol)), None)
 
 
-def _letter_inside(field_annotation: Any) -> str | None:
+def _letter_in_annotation(field_annotation: Any) -> str | None:
     if get_origin(field_annotation) is Annotated:
-        return _letter_of_metadata(field_annotation.__metadata__)
-    return next((letter for argument in get_args(field_annotation) if (letter := _letter_inside(argument))), None)
+        return _letter_in_metadata(field_annotation.__metadata__)
+    return next(
+        (letter for argument in get_args(field_annotation) if (letter := _letter_in_annotation(argument))), None
+    )
 
 
 def _replace_sizes_by_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
@@ -373,8 +375,8 @@ def _size_occurrences_in_ops(spec: ModelSpec) -> list[SizeOccurrence]:
 
     free_symbols = {
         free_symbol
-        for node_position in _replace_sizes_by_symbols(spec, symbol_or_size).tree().walk()
-        for free_symbol in _free_symbols(node_position.node.op)
+        for tree_node in _replace_sizes_by_symbols(spec, symbol_or_size).tree().walk()
+        for free_symbol in _free_symbols(tree_node.node.op)
     }
     return [occurrence for occurrence, symbol in placeholder_symbols.items() if symbol in free_symbols]
 
@@ -401,8 +403,8 @@ def _layer_labels(stack: Stack) -> dict[str, str]:
 
 
 def _layer_traits(layer: Layer) -> tuple[str, str]:
-    mixer, network = layer.attention, layer.feed_forward
-    mixer_kind = mixer.report_label() if isinstance(mixer, TokenMixer) else mixer.type
+    token_mixer, network = layer.attention, layer.feed_forward
+    mixer_kind = token_mixer.report_label() if isinstance(token_mixer, TokenMixer) else token_mixer.type
     return mixer_kind, "moe" if isinstance(network, Network) and network.is_mixture_of_experts else "dense"
 
 
@@ -443,13 +445,17 @@ def _add_depth_symbols(
 def _symbol_names(size_occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the name of each size's symbol: a letter, with subscripts where several sizes have it."""
     symbol_names: dict[SizeOccurrence, str] = {}
-    for letter in dict.fromkeys(size_occurrence.symbol_letter for size_occurrence in size_occurrences):
-        letter_occurrences = [occurrence for occurrence in size_occurrences if occurrence.symbol_letter == letter]
-        for i, field_name in enumerate(dict.fromkeys(size_occurrence.field for size_occurrence in letter_occurrences)):
+    for symbol_letter in dict.fromkeys(size_occurrence.symbol_letter for size_occurrence in size_occurrences):
+        letter_occurrences = [
+            occurrence for occurrence in size_occurrences if occurrence.symbol_letter == symbol_letter
+        ]
+        for subscript_index, field_name in enumerate(
+            dict.fromkeys(size_occurrence.field for size_occurrence in letter_occurrences)
+        ):
             base_name = (
-                letter
-                if i == 0 and letter not in (KEYS_LETTER, ELEMENT_BYTES_LETTER)
-                else f"{letter}_{_short_name(field_name)}"
+                symbol_letter
+                if subscript_index == 0 and symbol_letter not in (KEYS_LETTER, ELEMENT_BYTES_LETTER)
+                else f"{symbol_letter}_{_short_name(field_name)}"
             )
             occurrences_of_field = [occurrence for occurrence in letter_occurrences if occurrence.field == field_name]
             subscripts = _subscripts(occurrences_of_field)

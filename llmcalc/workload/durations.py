@@ -30,12 +30,14 @@ def parse_duration(option_name: str, duration_text: Any, largest_unitless_second
     largest_unitless_seconds: the largest number that is taken for seconds without a unit.
     Raises `InputError`, which names `option_name`, for other text.
     """
-    match = DURATION.fullmatch(str(duration_text).strip()) if isinstance(duration_text, str | int | float) else None
-    seconds = 0.0 if match is None else float(match[1]) * DURATION_UNITS[match[2] or "s"]
+    duration_match = (
+        DURATION.fullmatch(str(duration_text).strip()) if isinstance(duration_text, str | int | float) else None
+    )
+    seconds = 0.0 if duration_match is None else float(duration_match[1]) * DURATION_UNITS[duration_match[2] or "s"]
     if not 0 < seconds < LONGEST_SECONDS:
         raise InputError(f"{option_name}: {short_repr(duration_text)}; expected a duration such as 8.1s, 35ms or 12min")
-    if match is not None and match[2] is None and seconds > largest_unitless_seconds:
-        number_text = match[1]
+    if duration_match is not None and duration_match[2] is None and seconds > largest_unitless_seconds:
+        number_text = duration_match[1]
         raise InputError(
             f"{option_name} {number_text}: has no unit; expected {number_text}ms, or {number_text}s for seconds"
         )

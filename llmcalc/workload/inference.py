@@ -1,4 +1,4 @@
-"""Inference settings that counts and memory share: users, and cache formats."""
+"""Inference settings shared by counts and memory estimates: users, and cache formats."""
 
 from __future__ import annotations
 

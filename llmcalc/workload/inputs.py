@@ -101,8 +101,8 @@ class Inputs:
         """The height and width of an image in pixels. Raises `InputError` if no image is given."""
         if self.image is None:
             raise InputError("--image: missing; expected the size of an image, such as 1024x768")
-        width, height = re.split("[x×]", check_image_size("--image", self.image))
-        return int(height), int(width)
+        width_pixels, height_pixels = re.split("[x×]", check_image_size("--image", self.image))
+        return int(height_pixels), int(width_pixels)
 
 
 NO_INPUTS = Inputs()

@@ -1,4 +1,4 @@
-"""What a training run does with loaded vision and audio encoders, whose passes it does not count."""
+"""Whether a training run trains and quantizes its vision and audio encoders, whose passes are not counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run with low-rank adapters stores its frozen weights.
+"""The storage of the frozen base weights under low-rank adapters.
 
 QLoRA: Dettmers et al. 2023, arXiv:2305.14314; bitsandbytes/functional.py, `quantize_4bit`.
 """
@@ -77,8 +77,8 @@ def stored_tensors(
     if frozen_base == "nf4":
         return code_tensors | {".absmax": (block_count, 4)}
     nested_scale_count = ceil_div(block_count, SECOND_BLOCK_SCALES)
-    scales_of_scales = {".nested_absmax": (nested_scale_count, 4), ".nested_quant_map": (SCALE_TABLE_ENTRIES, 4)}
-    return code_tensors | {".absmax": (block_count, 1)} | scales_of_scales | {".nested_offset": (1, 4)}
+    nested_scale_tensors = {".nested_absmax": (nested_scale_count, 4), ".nested_quant_map": (SCALE_TABLE_ENTRIES, 4)}
+    return code_tensors | {".absmax": (block_count, 1)} | nested_scale_tensors | {".nested_offset": (1, 4)}
 
 
 def stored_bytes(frozen_base: FrozenWeightFormat, row_count: Number, column_count: Number) -> Number:

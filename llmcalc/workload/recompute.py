@@ -117,14 +117,16 @@ def parse_recompute(option_text: str) -> Recompute:
     if granularity == "nodes" and all(interval_text.split(",")):
         node_names = frozenset(interval_text.split(","))
         for node_path in node_names:
-            outer_path = next((path for path in node_names if node_path.startswith(f"{path}.")), None)
+            outer_path = next(
+                (module_path for module_path in node_names if node_path.startswith(f"{module_path}.")), None
+            )
             if outer_path is not None:
                 raise InputError(
                     f"--recompute {option_text}: {node_path} is inside {outer_path}; expected one of the two"
                 )
         return Recompute(nodes=node_names)
     if granularity == "modules":
-        unknown_names = [name for name in interval_text.split(",") if name not in NAMED_MODULES]
+        unknown_names = [unknown_name for unknown_name in interval_text.split(",") if unknown_name not in NAMED_MODULES]
         if unknown_names:
             raise InputError(
                 f"--recompute {option_text}: {unknown_names[0] or 'an empty name'} is not known; expected some of "

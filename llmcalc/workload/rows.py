@@ -32,7 +32,7 @@ class Rows:
         return 0
 
     def available_rows(self, workload: Workload) -> Number:
-        """Returns the number of rows (tokens) per sequence after this pass: its own and those of earlier passes."""
+        """Returns the number of rows (tokens) per sequence after this pass: earlier and new rows."""
         return add(self.past_rows(workload), self.new_rows(workload))
 
     def constant_rows(self, workload: Workload) -> Number:
@@ -117,7 +117,7 @@ ONE_GROUP = ExpertGroups()
 
 @frozen(slots=True)
 class RoutedRows(Rows):
-    """One row per token and expert selected for it. Operations on these rows multiply by `top_k` themselves.
+    """One row per token and selected expert. Operations on these rows multiply by `top_k` themselves.
 
     groups: the groups of experts from which a token's experts are selected, one by default.
     """

@@ -15,7 +15,7 @@ from .workload import Phase, Workload
 
 @frozen(slots=True)
 class RunConfig:
-    """The workload, counting conventions and execution for which operations are counted; it counts rows (tokens).
+    """The workload, counting conventions and execution for which operations and rows (tokens) are counted.
 
     workload: what is run.
     counting: the counting conventions.

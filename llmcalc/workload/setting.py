@@ -168,7 +168,7 @@ def parse_number(option_name: str, option_value: Any) -> float:
 
 def parse_names(list_text: str) -> tuple[str, ...]:
     """Splits text such as `q_proj,v_proj` into a tuple of names."""
-    return tuple(setting_name.strip() for setting_name in list_text.split(",") if setting_name.strip())
+    return tuple(listed_name.strip() for listed_name in list_text.split(",") if listed_name.strip())
 
 
 def declarations_of(settings_class: type) -> dict[str, DeclaredSetting]:
@@ -214,34 +214,34 @@ def checked_values(declared_settings: Mapping[str, DeclaredSetting], raw_values:
 def training_option(settings: Any) -> str:
     """Returns the first given option that only training has; empty if none is. settings: settings or a layout."""
     typed_training_options = (
-        declaration.option
-        for setting_name, declaration in declarations_of(type(settings)).items()
-        if declaration.setting.phases == TRAINING_PHASES and getattr(settings, setting_name) is not None
+        declared_setting.option
+        for setting_name, declared_setting in declarations_of(type(settings)).items()
+        if declared_setting.setting.phases == TRAINING_PHASES and getattr(settings, setting_name) is not None
     )
     return next(typed_training_options, "")
 
 
 def check_phase(settings: Any, phase: str) -> None:
     """Raises `InputError` for a setting that another phase has, or that needs a setting which is not given."""
-    for setting_name, declaration in declarations_of(type(settings)).items():
+    for setting_name, declared_setting in declarations_of(type(settings)).items():
         if getattr(settings, setting_name) is None:
             continue
-        if phase not in declaration.setting.phases:
+        if phase not in declared_setting.setting.phases:
             phases_text = (
                 "training"
-                if declaration.setting.phases == TRAINING_PHASES
-                else " or ".join(declaration.setting.phases[::-1])
+                if declared_setting.setting.phases == TRAINING_PHASES
+                else " or ".join(declared_setting.setting.phases[::-1])
             )
             training_setting = training_option(settings) if phase == "training" else ""
             reason_text = f", and {training_setting} is for training only" if training_setting else ""
             exclusion_text = f" without {training_setting}" if training_setting else ""
-            expected_text = declaration.setting.substitute or f"--phase {phases_text}{exclusion_text}"
+            expected_text = declared_setting.setting.substitute or f"--phase {phases_text}{exclusion_text}"
             raise InputError(
-                f"{declaration.option}: it is not for the phase {phase}{reason_text}; expected {expected_text}"
+                f"{declared_setting.option}: it is not for the phase {phase}{reason_text}; expected {expected_text}"
             )
-        required_setting = declaration.setting.required_setting
+        required_setting = declared_setting.setting.required_setting
         if required_setting and getattr(settings, required_setting) is None:
             raise InputError(
-                f"{declaration.option}: it means nothing without {option(required_setting)}; expected "
+                f"{declared_setting.option}: it means nothing without {option(required_setting)}; expected "
                 f"{option(required_setting)} too"
             )

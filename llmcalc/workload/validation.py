@@ -56,7 +56,7 @@ def validate_texts(option_name: str, option_value: Any, example: str) -> tuple[s
     if option_value is None or isinstance(option_value, str):
         return () if option_value is None else (option_value,)
     texts = tuple(option_value) if isinstance(option_value, Iterable) else (option_value,)
-    return tuple(validate_text(option_name, text, example) for text in texts)
+    return tuple(validate_text(option_name, element_text, example) for element_text in texts)
 
 
 def number_text(option_name: str, option_value: Any) -> str:

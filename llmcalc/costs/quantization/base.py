@@ -132,7 +132,7 @@ REPEATED_LAYER = -1
 
 
 def _weight_tensors_below_node(
-    node_position: NodePosition,
+    tree_node: NodePosition,
     path: str,
     copy_count: Number,
     layer_index: int | None,
@@ -140,8 +140,8 @@ def _weight_tensors_below_node(
     first_copies_only: bool,
 ) -> Iterator[WeightTensor]:
     """Yields the weight tensors of all nodes below a node. path, copy_count, layer_index: of the upper node."""
-    for child_position in node_position.children():
-        child_node, counted_op = child_position.node, child_position.counted_op
+    for child_tree_node in tree_node.children():
+        child_node, counted_op = child_tree_node.node, child_tree_node.counted_op
         if child_node.optional and child_node.optional not in included_parts:
             continue
         child_path = f"{path}.{child_node.name}" if path else child_node.name
@@ -153,27 +153,27 @@ def _weight_tensors_below_node(
         child_tensors = chain(
             (
                 WeightTensor(
-                    *(child_path, child_position.kind, tensor, child_copies, child_layer),
-                    *(node_position.node, child_position.optional_part),
+                    *(child_path, child_tree_node.kind, tensor, child_copies, child_layer),
+                    *(tree_node.node, child_tree_node.optional_part),
                 )
                 for tensor in (() if counted_op is None else counted_op.tensors())
             ),
             _weight_tensors_below_node(
-                child_position, child_path, child_copies, child_layer, included_parts, first_copies_only
+                child_tree_node, child_path, child_copies, child_layer, included_parts, first_copies_only
             ),
         )
         if child_node.indices is None:
             yield from child_tensors
             continue
         repeated_tensors = [(tensor, tensor.path[len(child_path) :]) for tensor in child_tensors]
-        for i in child_node.indices[:1] if first_copies_only else child_node.indices:
+        for copy_index in child_node.indices[:1] if first_copies_only else child_node.indices:
             for tensor, path_in_layer in repeated_tensors:  # `replace` takes three times as long
                 yield WeightTensor(
-                    f"{child_path}.{i}{path_in_layer}",
+                    f"{child_path}.{copy_index}{path_in_layer}",
                     tensor.kind,
                     tensor.tensor,
                     tensor.copies,
-                    i if tensor.layer_index == REPEATED_LAYER else tensor.layer_index,
+                    copy_index if tensor.layer_index == REPEATED_LAYER else tensor.layer_index,
                     tensor.parent,
                     tensor.optional_part,
                 )

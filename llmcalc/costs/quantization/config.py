@@ -207,7 +207,11 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
     module_list = None
     if quantized_modules is not None:
         listed_names: list[Any] = (
-            [name for modules in quantized_modules for name in (modules if isinstance(modules, list) else [modules])]
+            [
+                module_name
+                for modules in quantized_modules
+                for module_name in (modules if isinstance(modules, list) else [modules])
+            ]
             if isinstance(quantized_modules, list)
             else [None]
         )
@@ -227,7 +231,7 @@ def _read_gptq(config: ConfigFields) -> QuantizationScheme:
 
 
 def _read_dynamic_rules(config: ConfigFields, bits: int, group_size: int | None) -> Iterator[LayerGroup]:
-    """Reads GPTQModel's `dynamic`, from regular expressions to replaced config fields; `-:` means not quantized.
+    """Reads GPTQModel's `dynamic`: regular expression of modules → their fields; `-:` marks unquantized modules.
 
     Each is matched at the start of a module's name, and the first that matches counts (GPTQModel, dynamic_get).
     """
@@ -254,13 +258,15 @@ def _read_bitsandbytes(config: ConfigFields) -> QuantizationScheme:
     config.ignore(
         "bnb_4bit_compute_dtype", "llm_int8_threshold", "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_quant_storage"
     )
-    is_4_bit, is_8_bit = (config.get(name, config.get(f"_{name}", False)) for name in ("load_in_4bit", "load_in_8bit"))
+    is_4_bit, is_8_bit = (
+        config.get(field_name, config.get(f"_{field_name}", False)) for field_name in ("load_in_4bit", "load_in_8bit")
+    )
     config.ignore("_load_in_4bit", "_load_in_8bit")
     config.check_field_value("llm_int8_has_fp16_weight", False, default_value=False)
     block_size = config.get_group_size("bnb_4bit_blocksize", BNB_BLOCK)
     code_type = config.get("bnb_4bit_quant_type", "fp4")
     has_double_quantization = config.get("bnb_4bit_use_double_quant", False)
-    if is_4_bit is is_8_bit or any(type(flag) not in (bool, type(None)) for flag in (is_4_bit, is_8_bit)):
+    if is_4_bit is is_8_bit or any(type(stated_flag) not in (bool, type(None)) for stated_flag in (is_4_bit, is_8_bit)):
         raise config.value_error("load_in_4bit", is_4_bit, "that or load_in_8bit to be true")
     if is_8_bit:
         return scheme_of_every_linear(

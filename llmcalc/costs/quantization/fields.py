@@ -29,7 +29,7 @@ class ConfigFields:
         return self.table_data.get(field_name, default_value)
 
     def get_lowercase(self, field_name: str, default_value: Any = None) -> Any:
-        """Returns a field's value, as lower-case text if it is a string."""
+        """Returns a field's value; strings are converted to lower case."""
         field_value = self.get(field_name, default_value)
         return field_value.lower() if isinstance(field_value, str) else field_value
 
@@ -76,7 +76,9 @@ class ConfigFields:
 
     def get_all_strings(self, *field_names: str) -> list[str]:
         """Returns the strings in all of these fields that are lists, without repetitions."""
-        return list(dict.fromkeys(text for field_name in field_names for text in self.get_strings(field_name)))
+        return list(
+            dict.fromkeys(listed_text for field_name in field_names for listed_text in self.get_strings(field_name))
+        )
 
     def get_group_size(self, field_name: str, default_value: int | None = None) -> int | None:
         """Returns the number of columns per scale; None for a whole row (−1 or null in configs)."""

@@ -234,7 +234,7 @@ class AWQ(LinearFormat):
         return "awq"
 
     def describe(self) -> str:
-        return f"AWQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group_size)}"
+        return f"AWQ int{self.bits}, one fp16 scale and one zero point per {_group_size_text(self.group_size)}"
 
 
 @frozen(slots=True)
@@ -267,7 +267,8 @@ class GPTQ(LinearFormat):
 
     def describe(self) -> str:
         index_text = ", one int32 index per column" if self.has_group_indices else ""
-        return f"GPTQ int{self.bits}, one fp16 scale and one zero point per {_group_text(self.group_size)}{index_text}"
+        group_text = _group_size_text(self.group_size)
+        return f"GPTQ int{self.bits}, one fp16 scale and one zero point per {group_text}{index_text}"
 
 
 @frozen(slots=True)
@@ -370,7 +371,7 @@ class PackedInt(LinearFormat):
 
     def describe(self) -> str:
         zero_text = "" if self.is_symmetric else " and one zero point"
-        scale_extent = "tensor" if self.has_tensor_scale else _group_text(self.group_size)
+        scale_extent = "tensor" if self.has_tensor_scale else _group_size_text(self.group_size)
         scales_text = f"one scale (in the model's format){zero_text} per {scale_extent}"
         return f"packed int{self.bits}, {scales_text}, the shape as two int64"
 
@@ -399,7 +400,7 @@ class Marlin24(LinearFormat):
         return _indivisible_reason("columns", in_features, 32) or _indivisible_reason("rows", out_features, 16)
 
     def describe(self) -> str:
-        scaled_text = _group_text(self.group_size)
+        scaled_text = _group_size_text(self.group_size)
         return f"int{self.bits}, half of the weights with two bits of their place, one fp16 scale per {scaled_text}"
 
 
@@ -430,7 +431,7 @@ class WholeInt(LinearFormat):
 
     def describe(self) -> str:
         scale_format = "in the model's format" if self.scale_bytes is None else f"of {8 * self.scale_bytes} bits"
-        scaled_text = _group_text(self.scale_extent) if isinstance(self.scale_extent, int) else self.scale_extent
+        scaled_text = _group_size_text(self.scale_extent) if isinstance(self.scale_extent, int) else self.scale_extent
         return f"int8, one scale ({scale_format}) per {scaled_text}"
 
 
@@ -489,7 +490,12 @@ class QuantoInt(LinearFormat):
 
     def bytes_by_part(self, out_features: Number, in_features: Number, model_element_bytes: int) -> StoredBytes:
         column_count = next(
-            (columns for columns in (128, 96, 64, 32) if in_features > 128 and in_features % columns == 0), in_features
+            (
+                padded_columns
+                for padded_columns in (128, 96, 64, 32)
+                if in_features > 128 and in_features % padded_columns == 0
+            ),
+            in_features,
         )
         group_count = out_features * floor_div(in_features, column_count)
         code_bytes = ceil_div(group_count, 8 // self.bits) * column_count
@@ -696,5 +702,5 @@ class TernaryCodes(LinearFormat):
         return "ternary, four weights per byte, one scale (in the model's format) per tensor"
 
 
-def _group_text(group_size: int | None) -> str:
+def _group_size_text(group_size: int | None) -> str:
     return "row" if group_size is None else f"group of {group_size} columns"

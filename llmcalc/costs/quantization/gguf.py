@@ -240,7 +240,7 @@ class _ModelRules:
         for ggml_type, (row_count, column_count) in zip(
             self.storage_types(param), _file_tensor_shapes(param), strict=True
         ):
-            total_parts += _type_bytes(row_count * column_count, ggml_type)
+            total_parts += _bytes_in_ggml_type(row_count * column_count, ggml_type)
         return total_parts
 
     def storage_types(self, param: WeightTensor) -> list[str]:
@@ -377,7 +377,7 @@ class _ModelRules:
 
 def _first_occurrence_indices(kind_names: Iterable[str]) -> dict[str, int]:
     """Maps each distinct name to its index in the order of first occurrence."""
-    return {kind_name: i for i, kind_name in enumerate(dict.fromkeys(kind_names))}
+    return {kind_name: name_index for name_index, kind_name in enumerate(dict.fromkeys(kind_names))}
 
 
 def _parent_path(param: WeightTensor) -> str:
@@ -487,7 +487,7 @@ def _file_tensor_shapes(param: WeightTensor) -> list[tuple[Number, Number]]:
 UNQUANTIZED_TYPES = {"F32": "float32", "F16": "float16"}
 
 
-def _type_bytes(element_count: int, ggml_type: str) -> StoredBytes:
+def _bytes_in_ggml_type(element_count: int, ggml_type: str) -> StoredBytes:
     """Returns the bytes of `element_count` elements, which must be a multiple of the ggml type's block."""
     if ggml_type in UNQUANTIZED_TYPES:
         return unquantized_bytes(element_count, UNQUANTIZED_TYPES[ggml_type])

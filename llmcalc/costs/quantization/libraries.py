@@ -103,9 +103,11 @@ def read_auto_round(scheme_fields: ConfigFields) -> QuantizationScheme:
     extra_config = scheme_fields.get_table("extra_config") or NO_FIELDS
     for module_pattern, module_fields in extra_config.get_tables("a table of fields for each module"):
         module_group_size = module_fields.get_group_size("group_size", group_size)
-        other_format = storage_format_of(module_fields, module_fields.get("bits", bits), module_group_size)
+        override_format = storage_format_of(module_fields, module_fields.get("bits", bits), module_group_size)
         list_entry = f"re:{module_pattern}" if set(module_pattern) & PATTERN_CHARACTERS else module_pattern
-        module_groups.append(LayerGroup(other_format, ModuleList([list_entry], "compressed-tensors", "extra_config")))
+        module_groups.append(
+            LayerGroup(override_format, ModuleList([list_entry], "compressed-tensors", "extra_config"))
+        )
     default_format = storage_format_of(scheme_fields, bits, group_size)
     number_prefix = {"mx_fp": "mxfp", "nv_fp": "nvfp"}.get(default_type, "int")
     scheme_label = f"auto-round-{number_prefix}{bits}" + ("" if group_size is None else f"-g{group_size}")
@@ -381,7 +383,9 @@ def read_aqlm(config: ConfigFields) -> QuantizationScheme:
     row_group = config.get_group_size("out_group_size", 1) or 1
     codebook_count, code_bits = config.get_group_size("num_codebooks", 1) or 1, config.get("nbits_per_codebook", 16)
     config.check_choice("nbits_per_codebook", code_bits, *range(1, 17))
-    module_names = [name.removesuffix(".weight") for name in config.get_strings("linear_weights_not_to_quantize")]
+    module_names = [
+        module_name.removesuffix(".weight") for module_name in config.get_strings("linear_weights_not_to_quantize")
+    ]
     skipped_modules = ModuleList(module_names, config_field="linear_weights_not_to_quantize")
     storage_format = AQLM(column_group, row_group, codebook_count, code_bits)
     return LinearScheme(
@@ -411,8 +415,8 @@ def read_vptq(config: ConfigFields) -> QuantizationScheme:
     if not modules_by_format:
         raise config.value_error("config_for_layers", None, "the format of each layer")
     layer_groups = tuple(
-        LayerGroup(storage_format, ModuleList(layer_names, "compressed-tensors", "config_for_layers"))
-        for storage_format, layer_names in modules_by_format.items()
+        LayerGroup(storage_format, ModuleList(format_layer_names, "compressed-tensors", "config_for_layers"))
+        for storage_format, format_layer_names in modules_by_format.items()
     )
     return LinearScheme(
         "vptq", "VPTQ", (), layer_groups, converts_head=True, converts_outside_layers=True,
@@ -478,13 +482,13 @@ def read_higgs(config: ConfigFields) -> QuantizationScheme:
 
 
 def _integer_scheme(
-    config: ConfigFields, name: str, format_class: Any, bit_choices: Sequence[int], default_group: int
+    config: ConfigFields, method_name: str, format_class: Any, bit_choices: Sequence[int], default_group: int
 ) -> QuantizationScheme:
     """Returns the scheme of a transformers method with integer codes in column groups, by default of 4 bits."""
     bits, group_size = config.get("bits", 4), config.get_group_size("group_size", default_group) or default_group
     config.check_choice("bits", bits, *bit_choices)
-    layers = (LayerGroup(format_class(bits, group_size)),)
-    scheme = LinearScheme(f"{name}-int{bits}-g{group_size}", "transformers", (), layers)
+    layer_groups = (LayerGroup(format_class(bits, group_size)),)
+    scheme = LinearScheme(f"{method_name}-int{bits}-g{group_size}", "transformers", (), layer_groups)
     return scheme_of_every_linear(config, scheme)
 
 

@@ -129,7 +129,11 @@ class ModuleList:
     def _matches_name(self, module_name: str) -> bool:
         """Whether an entry matches this name. Raises `InputError` if all matching so far has taken too long."""
         matching_entries = (
-            {self._exact_entries[entry] for entry in self._matching_texts(module_name) if entry in self._exact_entries}
+            {
+                self._exact_entries[entry_text]
+                for entry_text in self._matching_texts(module_name)
+                if entry_text in self._exact_entries
+            }
             if self._exact_entries
             else set()
         )
@@ -139,7 +143,9 @@ class ModuleList:
         if not self._pattern_tests:
             return False
         start_time = process_time()
-        list_entry = next((entry for entry, entry_test in self._pattern_tests if entry_test(module_name)), None)
+        list_entry = next(
+            (entry_text for entry_text, entry_test in self._pattern_tests if entry_test(module_name)), None
+        )
         self._matching_seconds += process_time() - start_time
         if self._matching_seconds > LONGEST_MATCHING:
             raise InputError(
@@ -210,9 +216,9 @@ def _contiguous_subpaths(module_name: str) -> Iterable[str]:
     """Returns every contiguous part of a dotted module name, such as `self_attn.q_proj`."""
     path_components = module_name.split(".")
     return (
-        ".".join(path_components[i:sequence_end])
-        for i in range(len(path_components))
-        for sequence_end in range(i + 1, len(path_components) + 1)
+        ".".join(path_components[first_component:sequence_end])
+        for first_component in range(len(path_components))
+        for sequence_end in range(first_component + 1, len(path_components) + 1)
     )
 
 

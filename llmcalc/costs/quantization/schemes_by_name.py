@@ -215,7 +215,9 @@ def scheme_named(scheme_name: str) -> QuantizationScheme:
         suggestion_text = f" Did you mean {SCHEMES_BY_BITS[bits_match['bits'] or '4']}?"
     else:
         suggestion_text = suggest(scheme_label, list(COMMON_SCHEMES))
-    names_text = "; ".join(f"{size}: {', '.join(names)}" for size, names in SCHEMES_BY_GROUP.items())
+    names_text = "; ".join(
+        f"{named_size}: {', '.join(scheme_names)}" for named_size, scheme_names in SCHEMES_BY_GROUP.items()
+    )
     raise InputError(
         f"--quantize {scheme_name[:40]}: unknown scheme"
         + (f".{suggestion_text}" if suggestion_text else f"; expected none or one of {names_text}")
@@ -250,7 +252,7 @@ def nearest_gguf_mix(scheme_name: str) -> str | None:
 def with_published_experts(
     quantization_scheme: QuantizationScheme, quantization_config: Mapping[str, Any] | None
 ) -> QuantizationScheme:
-    """Returns the scheme, in which a llama.cpp mix keeps MXFP4 experts that the checkpoint already has in MXFP4.
+    """Returns the scheme; a llama.cpp mix keeps the experts in MXFP4 if the checkpoint stores them in MXFP4.
 
     quantization_config: how the published weights are stored, the table of that name in their config; None for none.
     """

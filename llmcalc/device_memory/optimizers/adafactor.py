@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
     """Returns the bytes of row and column means (of the second moment for vectors), and of step counts."""
-    count_by_state = {"row_var": _row_count, "col_var": _column_count, "variance": _variance_size}
+    count_by_state = {"row_var": _row_mean_count, "col_var": _column_mean_count, "variance": _second_moment_count}
     return {
         **{
             state_name: packed_bytes(sum_over_tensors(tensors, count_elements), dtype)
@@ -31,17 +31,17 @@ def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByNam
     }
 
 
-def _row_count(tensor: ParamTensor) -> Number:
+def _row_mean_count(tensor: ParamTensor) -> Number:
     """Returns the number of row means: elements divided by the last axis's length; 0 for a vector."""
     return ParamTensor(tensor.shape[:-1], tensor.role).size if len(tensor.shape) > 1 else 0
 
 
-def _column_count(tensor: ParamTensor) -> Number:
+def _column_mean_count(tensor: ParamTensor) -> Number:
     """Returns the number of column means: elements divided by the second to last axis's length; 0 for a vector."""
     return ParamTensor((*tensor.shape[:-2], tensor.shape[-1]), tensor.role).size if len(tensor.shape) > 1 else 0
 
 
-def _variance_size(tensor: ParamTensor) -> Number:
+def _second_moment_count(tensor: ParamTensor) -> Number:
     return tensor.size if len(tensor.shape) < 2 else 0
 
 

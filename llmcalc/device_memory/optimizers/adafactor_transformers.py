@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 def state_bytes(tensors: Sequence[TrainedTensor], dtype: str) -> StateBytesByName:
     """Returns the bytes of row and column means (of the second moment for vectors), and of root mean squares."""
-    torch_states = {name: size for name, size in adafactor.state_bytes(tensors, "float32").items() if name != "step"}
+    torch_states = {
+        name: byte_count for name, byte_count in adafactor.state_bytes(tensors, "float32").items() if name != "step"
+    }
     return torch_states | {"RMS": 4 * tensor_count(tensors)}
 
 
@@ -94,7 +96,7 @@ def _second_moment_estimate(
 def build_torch_optimizers(
     parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, has_momentum: bool
 ) -> Iterator[Any]:
-    """Builds the optimizer of transformers as its Trainer does. parameters: as of `adafactor`."""
+    """Builds Adafactor as the Trainer does. parameters: pairs (parameter, whether it is a matrix)."""
     from transformers.optimization import Adafactor
 
     yield Adafactor([tensor for tensor, _ in parameters], lr=1e-3, scale_parameter=False, relative_step=False)

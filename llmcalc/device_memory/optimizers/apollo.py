@@ -61,7 +61,7 @@ def optimizer_of_projection_rank(rank: int, optimizer_name: str) -> Optimizer:
             denom = aten.new_like(parameter.states[2 if parameter.is_layer_matrix else -1])
             norm_grad = aten.new_like(denom)
             if parameter.is_layer_matrix:
-                scaling_factors = _channel_factors(
+                scaling_factors = _allocate_channel_ratios(
                     optimizer_step, norm_grad, is_projected_from_the_right(parameter.grad)
                 )
                 scaled_grad = aten.new_like(parameter.grad, dtype=dtype)
@@ -98,7 +98,7 @@ def _allocate_projector(optimizer_step: OptimizerStep, gradient: Tensor, rank: i
         return aten.new_like(scaled_matrix, dtype=dtype)
 
 
-def _channel_factors(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right_projection: bool) -> Tensor:
+def _allocate_channel_ratios(optimizer_step: OptimizerStep, norm_grad: Tensor, is_right_projection: bool) -> Tensor:
     """Allocates the ratio of two norms for each channel of a gradient."""
     aten, channel_count = optimizer_step.aten, norm_grad.shape[0 if is_right_projection else 1]
     projected_norm, gradient_norm = (aten.new_tensor((channel_count,), norm_grad.dtype) for _ in range(2))

@@ -126,10 +126,10 @@ class _StateLayout:
             ),
         )
         bytes_by_state: StateBytesByName = {
-            f"state{index + 1}": add(
+            f"state{state_number + 1}": add(
                 quantized_bytes, sum_over_tensors(tensors_with_fp32_states, lambda tensor: 4 * tensor.size)
             )
-            for index in range(self.moment_count)
+            for state_number in range(self.moment_count)
         }
         if self.has_8bit_states:
             scale_bytes = 4 * sum_over_tensors(

@@ -135,7 +135,7 @@ class OptimizerState:
 
     def combined_with(self, other_state: OptimizerState) -> OptimizerState:
         """Returns the sum of this optimizer state and the state for other tensors."""
-        joined_states = {name: add(size, other_state.states[name]) for name, size in self.states.items()}
+        joined_states = {name: add(byte_count, other_state.states[name]) for name, byte_count in self.states.items()}
         return replace(self, states=joined_states, paged_bytes=add(self.paged_bytes, other_state.paged_bytes))
 
     @property

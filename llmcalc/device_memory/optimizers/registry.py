@@ -63,9 +63,11 @@ DEFAULT_OPTIMIZER = "adamw"
 
 @cache
 def _load_record(optimizer_name: str) -> Optimizer:
-    match = NAME_WITH_RANK.fullmatch(optimizer_name)
-    if match:
-        optimizer_record: Optimizer = _load_file(match[1]).optimizer_of_projection_rank(int(match[2]), optimizer_name)
+    matching_record = NAME_WITH_RANK.fullmatch(optimizer_name)
+    if matching_record:
+        optimizer_record: Optimizer = _load_file(matching_record[1]).optimizer_of_projection_rank(
+            int(matching_record[2]), optimizer_name
+        )
     elif optimizer_name in LIBRARY_BY_NAME:
         optimizer_record = _load_file(LIBRARY_BY_NAME[optimizer_name]).OPTIMIZERS[optimizer_name]
     else:

@@ -1,4 +1,4 @@
-"""What simulated optimizer steps share: parameters that have a shape but no data, and the operations on them.
+"""Parameters of simulated optimizer steps, which have a shape but no data, and the operations on them.
 
 A step allocates and frees what the function of the library that it names allocates and frees, in the same order. A
 local variable stands for the local variable of that name: what it holds lives until it gets another value or the

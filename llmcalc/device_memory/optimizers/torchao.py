@@ -91,8 +91,8 @@ def _run_compiled_step(optimizer_step: OptimizerStep, element_count: Number, cod
 
 def _one_if_quantized_states(tensor: ParamTensor) -> Number:
     """Returns 1 if a parameter is large enough for quantized optimizer states, otherwise 0."""
-    remainder = tensor.size - BLOCK_ELEMENTS * floor_div(tensor.size, BLOCK_ELEMENTS)
-    return one_if_large_tensor(tensor) * (1 - minimum(1, remainder))
+    elements_in_last_block = tensor.size - BLOCK_ELEMENTS * floor_div(tensor.size, BLOCK_ELEMENTS)
+    return one_if_large_tensor(tensor) * (1 - minimum(1, elements_in_last_block))
 
 
 OPTIMIZERS = {

@@ -167,7 +167,7 @@ class FsdpModelChunk(ModelChunk):
             self.meter.place = AllocationPlace("backward")
             empty(self.meter, (self.training_config.microbatches * output_shape[0], *output_shape[1:]), dtype)
 
-    def finish_backward(self) -> None:
+    def finish_communication(self) -> None:
         """Ends the communication of all FSDP groups after a backward pass."""
         self.meter.place = AllocationPlace("backward")
         self.communication_state.finish(list(self.lowering.groups.values()))

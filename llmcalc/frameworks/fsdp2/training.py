@@ -371,7 +371,7 @@ class FsdpRun(TrainingRun):
         if not self.communication_state.sharding.offloads_to_host:
             super().update()
 
-    def finish_backward(self) -> None:
+    def finish_communication(self) -> None:
         """Ends the communication of all FSDP groups after a backward pass."""
         self.meter.place = AllocationPlace("backward")
         self.communication_state.finish(list(self.lowering.groups.values()))

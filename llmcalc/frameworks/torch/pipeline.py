@@ -142,7 +142,7 @@ class ModelChunk(TrainingRun):
             )
         self.meter.place = AllocationPlace("backward")
         self._allocate_workspaces(2)
-        backward(self.graph, output_tensor, output_gradient, self.finish_backward)
+        backward(self.graph, output_tensor, output_gradient, self.finish_communication)
 
     # --- in a schedule of torch -------------------------------------------------------------------------------------
 

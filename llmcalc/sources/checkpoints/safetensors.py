@@ -217,14 +217,14 @@ def parse_index(json_bytes: bytes, error_location: str) -> dict[str, str]:
     except (ValueError, RecursionError):
         raise InputError(f"{error_location}: not valid JSON; not the index of a checkpoint") from None
     weight_map = shard_index.get("weight_map") if isinstance(shard_index, dict) else None
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+    if not isinstance(weight_map, dict) or not all(isinstance(shard_name, str) for shard_name in weight_map.values()):
         raise InputError(f"{error_location}: weight_map: {_EXPECTED_MAP}")
     shard_names = set(weight_map.values())
     if len(shard_names) > MAX_SHARDS:
         raise InputError(f"{error_location}: weight_map: {len(shard_names):,} files; expected at most {MAX_SHARDS:,}")
-    for shard in shard_names:
-        if Path(shard).name != shard:
-            raise InputError(f"{error_location}: weight_map: {short_repr(shard)}; {_EXPECTED_MAP}")
+    for shard_name in shard_names:
+        if Path(shard_name).name != shard_name:
+            raise InputError(f"{error_location}: weight_map: {short_repr(shard_name)}; {_EXPECTED_MAP}")
     return weight_map
 
 

@@ -12,7 +12,7 @@ class AbsentValue(LookupError):
 
 
 def require_present(value: Value | None) -> Value:
-    """Returns the value; raises `AbsentValue` if it is None."""
+    """Returns a value that is not None. Raises `AbsentValue` for None."""
     if value is None:
         raise AbsentValue
     return value

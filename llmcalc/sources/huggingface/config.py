@@ -262,7 +262,9 @@ class Config:
         """Returns the list of texts in a field."""
 
         def is_accepted_value(field_value: Any) -> bool:
-            return isinstance(field_value, list | tuple) and all(isinstance(element, str) for element in field_value)
+            return isinstance(field_value, list | tuple) and all(
+                isinstance(list_element, str) for list_element in field_value
+            )
 
         return list(self._checked_value(field_names, is_accepted_value, "a list of texts"))
 
@@ -278,19 +280,21 @@ class Config:
 
         Its keys are layer numbers. transformers writes them with leading zeros, all of one length (`05`, `11`).
         """
-        table = self.table("per_layer_config")
+        tables_by_layer = self.table("per_layer_config")
         fields_by_layer: dict[int, Mapping[str, Any]] = {}
-        for layer_key, layer_fields in table.items():
+        for layer_key, layer_fields in tables_by_layer.items():
             is_layer_number = layer_key.isdecimal() and len(layer_key) < 10 and int(layer_key) < layer_count
             if not is_layer_number or not isinstance(layer_fields, dict) or int(layer_key) in fields_by_layer:
                 raise self.error(
-                    "per_layer_config", table, f"tables of fields by different layer numbers below {layer_count}"
+                    "per_layer_config",
+                    tables_by_layer,
+                    f"tables of fields by different layer numbers below {layer_count}",
                 )
             fields_by_layer[int(layer_key)] = layer_fields
         return [fields_by_layer.get(layer_index, {}) for layer_index in range(layer_count)]
 
     def section(self, field_name: str, defaults: Mapping[str, Any] | None = None) -> Config:
-        """Returns a nested table as a `Config`; empty if it is missing. defaults: defaults of the table's fields."""
+        """Returns a nested table as a `Config`; a missing table is empty. defaults: defaults of the table's fields."""
         section_data = self.table(field_name) if self.has(field_name) else {}
         return Config(section_data, defaults or {}, self.model_type, self.head_kind, f"{self.location}{field_name}.")
 
@@ -377,7 +381,7 @@ class Config:
             parent_config.default_sizes |= self.default_sizes
 
     def _corrected_name(self, field_name: str) -> str:
-        """Returns the known field that an unknown field may be a misspelling of, unless the config has it too."""
+        """Returns the known field that an unknown name probably misspells; a field that the config has is excluded."""
         if field_name in self.unread_aliases:
             return "" if self.has(self.aliases[field_name]) else self.aliases[field_name]
         unset_fields = sorted(field_name for field_name in tuple(self.fields_read) if not self.has(field_name))

@@ -102,20 +102,24 @@ def _quantization_of_folder(path: Path, config: Mapping[str, Any]) -> tuple[dict
     quantises the KV cache alone.
     Raises `InputError` for a file that cannot be read or that has no table `quantization_table`.
     """
-    file = path.with_name(QUANTIZATION_FILE)
+    quantization_file = path.with_name(QUANTIZATION_FILE)
     config_sections = (config, *(field_value for field_value in config.values() if isinstance(field_value, dict)))
     is_stated = any(config_section.get("quantization_config") is not None for config_section in config_sections)
-    if path.name != "config.json" or is_stated or not file.exists():
+    if path.name != "config.json" or is_stated or not quantization_file.exists():
         return {}, []
-    quantization_table = read_json(file).get("quantization")
+    quantization_table = read_json(quantization_file).get("quantization")
     if not isinstance(quantization_table, dict):
         raise InputError(
-            f"{file}: quantization: {short_repr(quantization_table)}; expected a table of fields, as ModelOpt writes it"
+            f"{quantization_file}: quantization: {short_repr(quantization_table)}; expected a table of fields, "
+            "as ModelOpt writes it"
         )
     if quantization_table.get("quant_algo") is None:
-        return {}, [f"{file.name}: no quant_algo, so the weights count as the config's; give --kv-dtype for its cache"]
+        return {}, [
+            f"{quantization_file.name}: no quant_algo, so the weights count as the config's; "
+            "give --kv-dtype for its cache"
+        ]
     return {"quantization_config": {**quantization_table, "quant_method": "modelopt"}}, [
-        f"quantization_config: not in the config; taken from {file.name} beside it"
+        f"quantization_config: not in the config; taken from {quantization_file.name} beside it"
     ]
 
 
@@ -130,11 +134,11 @@ def _projection_of_folder(path: Path, config: Mapping[str, Any]) -> dict[str, An
 
     Raises `InputError` for a file that cannot be read.
     """
-    file = path.with_name(ARTIFACT_FILE)
+    projection_file = path.with_name(ARTIFACT_FILE)
     needs_size = _is_colbert(config) and config.get(PROJECTION_FIELD) is None
-    if path.name != "config.json" or not needs_size or not file.exists():
+    if path.name != "config.json" or not needs_size or not projection_file.exists():
         return {}
-    vector_size = read_json(file).get("dim")
+    vector_size = read_json(projection_file).get("dim")
     return {} if vector_size is None else {PROJECTION_FIELD: vector_size}
 
 
@@ -168,7 +172,15 @@ def describe_config_data(
     if isinstance(dtype, str):
         model_description["dtype"] = dtype
     config_tables = [*_config_tables(config_data)]
-    state_dtype = next((table[field] for table in config_tables for field in STATE_DTYPES if field in table), None)
+    state_dtype = next(
+        (
+            config_table[field_name]
+            for config_table in config_tables
+            for field_name in STATE_DTYPES
+            if field_name in config_table
+        ),
+        None,
+    )
     if isinstance(state_dtype, str) and state_dtype != "auto":
         model_description["state_dtype"] = state_dtype
     rope_parameters = _rope_parameters(next(iter(config_tables)))

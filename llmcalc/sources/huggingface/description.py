@@ -75,9 +75,9 @@ def _loss_fields(config: Config) -> dict[str, Any]:
     )
     logit_scale = config.config_fields.get("logit_scale", config.defaults.get("logit_scale"))
     logit_fields = {
-        field_name: float(value)
-        for field_name, value in (("logit_scale", logit_scale), ("logit_softcapping", logit_cap))
-        if isinstance(value, int | float) and value > 0 and (field_name, value) != ("logit_scale", 1)
+        field_name: float(loss_value)
+        for field_name, loss_value in (("logit_scale", logit_scale), ("logit_softcapping", logit_cap))
+        if isinstance(loss_value, int | float) and loss_value > 0 and (field_name, loss_value) != ("logit_scale", 1)
     }
     return {**logit_fields, **({"float32_loss": False} if class_name in library_classes().losses_of_logits else {})}
 
@@ -129,14 +129,16 @@ def text_model_of(config_data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any
     if family.is_decoder:
         text_fields["architectures"] = [causal_class(text_model_type, f"{section_name}.", config_data)]
     if text_model_type in FILE_BY_TYPE and isinstance(text_section.get(family_of(text_model_type).text_section), dict):
-        path, inner_fields, text_model_type = text_model_of({**text_fields, "model_type": text_model_type})
-        return f"{section_name}.{path}", inner_fields, text_model_type
+        section_path, inner_fields, text_model_type = text_model_of({**text_fields, "model_type": text_model_type})
+        return f"{section_name}.{section_path}", inner_fields, text_model_type
     return f"{section_name}.", text_fields, text_model_type
 
 
 def _states_text_model(family: Family, root_config: Mapping[str, Any]) -> bool:
     """Whether a wrapper's config states its text model, in a section or by sizes at the top level."""
-    return root_config.get(family.text_section) is not None or any(size in root_config for size in SIZE_FIELDS)
+    return root_config.get(family.text_section) is not None or any(
+        size_field in root_config for size_field in SIZE_FIELDS
+    )
 
 
 def _with_defaults_of_wrapper(text_family: Family, root_family: Family, root_config: Mapping[str, Any]) -> Family:
@@ -164,7 +166,7 @@ def _text_fields_of_root(family: Family, root_config: Mapping[str, Any]) -> dict
 
 
 def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the wrapper's field `tie_word_embeddings` if it replaces the text model's; otherwise an empty text.
+    """Returns the wrapper's weight-tying field if it overrides the text model's field; otherwise an empty text.
 
     Without one in the wrapper's config, the text model's is used: a checkpoint with both tensors is loaded untied,
     where the wrapper's class ties by default. A class that unties by default does so where no section states a value,
@@ -176,7 +178,9 @@ def _tying_field(family: Family, root_config: Mapping[str, Any]) -> dict[str, An
     tying_fields = dict.fromkeys(
         (family.aliases.get("tie_word_embeddings", "tie_word_embeddings"), "tie_word_embeddings")
     )
-    stated_tying = next((root_config[name] for name in tying_fields if root_config.get(name) is not None), None)
+    stated_tying = next(
+        (root_config[tying_field] for tying_field in tying_fields if root_config.get(tying_field) is not None), None
+    )
     if stated_tying is None and tying_source == "wrapper":
         default_tying, text_section = family.defaults.get("tie_word_embeddings"), root_config.get(family.text_section)
         states_no_tying = text_section is None or tying_fields.keys().isdisjoint(text_section)
@@ -231,11 +235,11 @@ def _remarks_on_prediction(config: Config, notes: Sequence[str]) -> list[str]:
     noted_fields = {note.partition(":")[0] for note in notes}
     unknown_names = {unknown_field.path.rpartition(".")[2] for unknown_field in config.unknown_fields}
     return [
-        f"{name}: the multi-token-prediction modules are not counted"
-        for name in MTP_COUNT_FIELDS
-        if name not in noted_fields | unknown_names
-        and is_json_integer(config.config_fields.get(name))
-        and config.config_fields[name] > 0
+        f"{field_name}: the multi-token-prediction modules are not counted"
+        for field_name in MTP_COUNT_FIELDS
+        if field_name not in noted_fields | unknown_names
+        and is_json_integer(config.config_fields.get(field_name))
+        and config.config_fields[field_name] > 0
     ]
 
 
@@ -358,7 +362,7 @@ def _remarks_on_untied_head(family: Family, model_fields: Mapping[str, Any]) -> 
 
 
 def _remark_on_fixed_text_type(model_type: str, root_config: Mapping[str, Any]) -> list[str]:
-    """Returns a remark if a wrapper's class reads the text section as another model type than the one stated.
+    """Returns a remark if a wrapper's class reads the text section as another model type than the stated type.
 
     Models of both types may differ (Gemma 3 whose `text_config` states Llama). No remark on a wrapper's own type, which
     some published sections state.
@@ -413,7 +417,11 @@ def _uncounted_encoder_remarks(model_type: str, root_config: Mapping[str, Any]) 
 
     remark = f"its encoder is not counted: that of {architecture_of(root_config)} is not supported"
     sections = (section_name for section_name in TOWER_SECTIONS if isinstance(root_config.get(section_name), dict))
-    return [f"{name}: {remark}" for name in sections if name not in family_of(model_type).uncounted_fields]
+    return [
+        f"{section_field}: {remark}"
+        for section_field in sections
+        if section_field not in family_of(model_type).uncounted_fields
+    ]
 
 
 def _with_usual_model_types(root_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -508,7 +516,9 @@ def read_description(config_data: Mapping[str, Any], head: HeadKind | None = Non
         (family,) if section_path or root_model_type == model_type else (family, family_of(root_model_type))
     )
     uncounted_towers = {
-        name: tower_notes for family in family_records for name, tower_notes in family.uncounted_fields.items()
+        uncounted_field: tower_notes
+        for family in family_records
+        for uncounted_field, tower_notes in family.uncounted_fields.items()
     }
     uncounted_encoders = (() if section_path else family_record.uncounted_encoders for family_record in family_records)
     nested_fields = (

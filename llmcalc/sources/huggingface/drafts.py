@@ -114,7 +114,11 @@ def with_draft_type(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[
         draft_type = str(model_type)
     if not draft_type and not OTHER_DRAFT_CLASS.search(class_name) and not isinstance(stated_model_type, str):
         draft_type = next(
-            (draft_type for name, draft_type in DRAFT_TYPE_BY_FIELD.items() if config.get(name) is not None),
+            (
+                draft_type
+                for marking_field, draft_type in DRAFT_TYPE_BY_FIELD.items()
+                if config.get(marking_field) is not None
+            ),
             "",
         )
     if not draft_type and not model_type and not class_name and config.get("medusa_num_heads") is not None:
@@ -170,7 +174,9 @@ def _require_described_layers(config: Mapping[str, Any], class_name: str) -> Non
     if config.get("attention_mode") == latent_mode:
         read_fields |= {*latent_fields}
     foreign_fields = [
-        name for name in FIELDS_OF_OTHER_LAYERS if config.get(name) is not None and name not in read_fields
+        foreign_field
+        for foreign_field in FIELDS_OF_OTHER_LAYERS
+        if config.get(foreign_field) is not None and foreign_field not in read_fields
     ]
     attention_mode, listed_modes = config.get("attention_mode"), config.get("attention_modes")
     attention_modes = listed_modes if isinstance(listed_modes, list) else [listed_modes]

@@ -57,14 +57,17 @@ def dropout_of(config: Config, family: Family) -> Mapping[str, Any]:
 
     Raises `InputError` for a probability that is no number from 0 to below 1.
     """
-    probability_by_place = {place: _read_probability(config, name) for place, name in family.dropout_fields.items()}
+    probability_by_place = {
+        dropout_place: _read_probability(config, field_name)
+        for dropout_place, field_name in family.dropout_fields.items()
+    }
     if any(probability_by_place.values()) or set(probability_by_place) != {"attention"}:
         return {"dropout": probability_by_place}
     return {}
 
 
 def _read_probability(config: Config, field_name: str) -> float:
-    """Returns the probability in a field; null means 0, as in transformers."""
+    """Returns a dropout probability of the config; null means 0, as in transformers."""
     config.fields_read.add(field_name)
     probability = config.config_fields.get(field_name, config.defaults.get(field_name, 0.0))
     if probability is None:

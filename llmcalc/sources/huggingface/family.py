@@ -39,7 +39,7 @@ def _module_tables() -> dict[str, dict[str, str]]:
 
 
 def module_names(table_name: str) -> ModuleNames:
-    """Returns a named table of `module_names.json`; its entry `**` names the table that it extends."""
+    """Returns a named table of `module_names.json`; the entry `**` names a base table."""
     module_of_node = dict(_module_tables()[table_name])
     base_name = module_of_node.pop("**", None)
     return module_of_node if base_name is None else {**module_names(base_name), **module_of_node}

@@ -81,8 +81,8 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
         return ""
     message_paths = re.findall(r"[\w.]+", message.partition("; expected")[0])
     named_fields = {path.rpartition(".")[2] for path in message_paths}
-    numbers = _tracked_numbers(model_fields, named_fields)
-    origin_fields = {field_name for number in numbers for field_name in number.origin_fields}
+    tracked_numbers = _tracked_numbers(model_fields, named_fields)
+    origin_fields = {field_name for tracked_number in tracked_numbers for field_name in tracked_number.origin_fields}
     paths = _field_paths(text_config)
     config_paths = [path for path in paths if path in origin_fields and path.rpartition(".")[2] not in named_fields]
     return f" (in the config: {', '.join(path_prefix + path for path in config_paths)})" if config_paths else ""
@@ -91,7 +91,7 @@ def origin_fields_of(config: Mapping[str, Any], message: str) -> str:
 def _tracked_value(field_value: Any, path: str) -> Any:
     """Returns a config value whose numbers remember their path in the config."""
     if isinstance(field_value, dict):
-        return {name: _tracked_value(element, f"{path}.{name}") for name, element in field_value.items()}
+        return {name: _tracked_value(nested_value, f"{path}.{name}") for name, nested_value in field_value.items()}
     if isinstance(field_value, list):
         return [_tracked_value(list_element, path) for list_element in field_value]
     return _with_origin_fields(field_value, frozenset({path}))

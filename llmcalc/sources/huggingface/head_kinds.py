@@ -114,7 +114,7 @@ _SCORES_OR_VECTORS = re.compile(r"^(Col|Bi)[A-Z](?!.*LM$)|Reward|Scor(e|ing)|Rer
 
 
 def names_another_head(class_name: str) -> bool:
-    """Whether the name of an unknown class says that it returns scores or vectors instead of logits."""
+    """Whether the name of an unknown class implies scores or vectors as outputs instead of logits."""
     is_known = class_name in CLASSES_WITHOUT_HEAD or class_name.endswith(tuple(HEAD_ENDINGS))
     return not is_known and _SCORES_OR_VECTORS.search(class_name) is not None
 
@@ -127,7 +127,7 @@ def architecture_of(config_data: Mapping[str, Any]) -> str:
 
 
 def head_kind_of_config(config_data: Mapping[str, Any]) -> HeadKind:
-    """Returns the output head that `architectures` names; a language-model head if it names none."""
+    """Returns the output head that `architectures` names; a language-model head by default."""
     class_name, auto_map = architecture_of(config_data), config_data.get("auto_map")
     causal_class = auto_map.get("AutoModelForCausalLM") if isinstance(auto_map, dict) else None
     if class_name and isinstance(causal_class, str) and causal_class.rpartition(".")[2] == class_name:

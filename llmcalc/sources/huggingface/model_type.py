@@ -98,11 +98,15 @@ def _model_type_of_repository_code(config_data: Mapping[str, Any], class_name: s
     if "text_config" in config_data:
         return ""
     auto_map = config_data.get("auto_map")
-    paths = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
+    code_paths = (
+        " ".join(code_path for code_path in auto_map.values() if isinstance(code_path, str))
+        if isinstance(auto_map, dict)
+        else ""
+    )
     candidate_types = (
         model_type
         for class_prefix, model_type in CODE_CLASSES.items()
-        if class_name.startswith(class_prefix) or f"/{class_prefix}" in paths
+        if class_name.startswith(class_prefix) or f"/{class_prefix}" in code_paths
     )
     return next(candidate_types, "") or model_type_of_code_fields(config_data)
 

@@ -116,10 +116,10 @@ OTHER_ADAPTER_FIELDS = (
 
 def _adapter_advice(adapter_config: Mapping[str, Any]) -> str:
     """Returns the `llmcalc memory` options for training this adapter, and what those options leave out."""
-    rank = adapter_config.get("r")
-    if adapter_config["peft_type"] != "LORA" or not is_json_integer(rank) or rank < 1:
+    adapter_rank = adapter_config.get("r")
+    if adapter_config["peft_type"] != "LORA" or not is_json_integer(adapter_rank) or adapter_rank < 1:
         return "of PEFT's adapters llmcalc memory counts the training of LoRA alone (--lora-rank)"
-    options_text = f"--lora-rank {rank}"
+    options_text = f"--lora-rank {adapter_rank}"
     unstated_fields = [field_name for field_name in OTHER_ADAPTER_FIELDS if adapter_config.get(field_name)]
     for field_name, option_name in (("target_modules", "--lora-targets"), ("modules_to_save", "--modules-to-save")):
         field_value = adapter_config.get(field_name) or []
@@ -266,8 +266,8 @@ def _read_executorch(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     if model_args.get("head_dim") is not None:
         config["head_dim"] = _positive_size(model_args, "head_dim")
     stated_multipliers = {
-        name: model_args[field_name]
-        for name, field_name in multiplier_fields.items()
+        multiplier_name: model_args[field_name]
+        for multiplier_name, field_name in multiplier_fields.items()
         if model_args.get(field_name) is not None
     }
     feature_by_type = {
@@ -336,12 +336,12 @@ def _read_gpt_oss(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
 
 def _shared_fields(model_args: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that Meta's and Mistral's `params.json` share."""
-    heads = _positive_size(model_args, "n_heads")
+    head_count = _positive_size(model_args, "n_heads")
     config: dict[str, Any] = {
         "hidden_size": _positive_size(model_args, "dim"),
         "num_hidden_layers": _positive_size(model_args, "n_layers"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": _positive_size(model_args, "n_kv_heads", heads),
+        "num_attention_heads": head_count,
+        "num_key_value_heads": _positive_size(model_args, "n_kv_heads", head_count),
         "vocab_size": _positive_size(model_args, "vocab_size"),
         "tie_word_embeddings": False,
     }
@@ -362,14 +362,14 @@ def _read_simumax(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[s
     if model_args.get("use_swiglu") is not True:
         raise InputError(f"use_swiglu: {short_repr(model_args.get('use_swiglu'))}; expected true, for a gated network")
     has_latent_attention = model_args.get("attention_type") == "mla"
-    heads, hidden_size = _positive_size(model_args, "head_num"), _positive_size(model_args, "hidden_size")
+    head_count, hidden_size = _positive_size(model_args, "head_num"), _positive_size(model_args, "hidden_size")
     config: dict[str, Any] = {
         "model_type": "deepseek_v3" if has_latent_attention else "llama",
         "hidden_size": hidden_size,
         "intermediate_size": _positive_size(model_args, "intermediate_size"),
         "num_hidden_layers": _positive_size(model_args, "layer_num"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": _positive_size(model_args, "kv_head_num", heads),
+        "num_attention_heads": head_count,
+        "num_key_value_heads": _positive_size(model_args, "kv_head_num", head_count),
         "vocab_size": _positive_size(model_args, "vocab_size"),
         "max_position_embeddings": None,
         "tie_word_embeddings": False,
@@ -480,7 +480,9 @@ def _read_mamba(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str
 
 def _read_mlc(model_args: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Reads MLC's config: the original config's fields, without the engine's settings."""
-    model_config = {name: value for name, value in model_args["model_config"].items() if name not in MLC_FIELDS}
+    model_config = {
+        name: field_value for name, field_value in model_args["model_config"].items() if name not in MLC_FIELDS
+    }
     original_fields = model_args["model_config"]
     other_names = {"rope_theta": "position_embedding_base", "max_position_embeddings": "context_window_size"}
     model_config |= {

@@ -57,24 +57,24 @@ def attention(config: Config, **other_fields: Any) -> Table:
 
     other_fields: added to or replacing the others.
     """
-    heads = config.integer("num_attention_heads")
-    kv_heads = config.optional_integer("num_key_value_heads")
+    head_count = config.integer("num_attention_heads")
+    kv_head_count = config.optional_integer("num_key_value_heads")
     head_dim = config.optional_integer("head_dim")
-    attention_fields: Table = {"num_attention_heads": heads, "head_dim": head_dim, "position": rope(config)}
-    if kv_heads is not None and kv_heads != heads:
-        attention_fields["num_key_value_heads"] = kv_heads
+    attention_fields: Table = {"num_attention_heads": head_count, "head_dim": head_dim, "position": rope(config)}
+    if kv_head_count is not None and kv_head_count != head_count:
+        attention_fields["num_key_value_heads"] = kv_head_count
     return {name: value for name, value in {**attention_fields, **other_fields}.items() if value is not None}
 
 
 def plain_attention(config: Config) -> Table:
     """Returns attention without positions; heads divide the layer's width unless `head_dim` states another size."""
-    hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    kv_heads = config.optional_integer("num_key_value_heads") or heads
-    if heads % kv_heads:
-        raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
-    head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, heads)
-    kv_field = {} if kv_heads == heads else {"num_key_value_heads": kv_heads}
-    return {"num_attention_heads": heads, "head_dim": head_dim, **kv_field, **attention_biases(config)}
+    hidden_size, head_count = config.integer("hidden_size"), config.integer("num_attention_heads")
+    kv_head_count = config.optional_integer("num_key_value_heads") or head_count
+    if head_count % kv_head_count:
+        raise config.error("num_key_value_heads", kv_head_count, f"a divisor of num_attention_heads ({head_count})")
+    head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, head_count)
+    kv_field = {} if kv_head_count == head_count else {"num_key_value_heads": kv_head_count}
+    return {"num_attention_heads": head_count, "head_dim": head_dim, **kv_field, **attention_biases(config)}
 
 
 def rope(
@@ -274,7 +274,7 @@ def _add_idle_cross_attention(config: Config, block: Table) -> None:
 def token_types(segment_type_count: int, task_type_count: int | None = None) -> Table:
     """Returns segment and task embeddings as a stack's field `token_types`; empty if there are none."""
     embedding_sizes = {"type_vocab_size": segment_type_count or None, "task_type_vocab_size": task_type_count}
-    vocab_sizes = {name: size for name, size in embedding_sizes.items() if size is not None}
+    vocab_sizes = {type_name: vocab_size for type_name, vocab_size in embedding_sizes.items() if vocab_size is not None}
     return {"token_types": vocab_sizes} if vocab_sizes else {}
 
 
@@ -451,11 +451,11 @@ def _shortest_period(layer_kinds: list[str]) -> int:
     """Returns the smallest p with `layer_kinds[i] == layer_kinds[i % p]` for all i (Knuth–Morris–Pratt)."""
     # the length of the longest proper suffix of layer_kinds[: i + 1] that is also a prefix
     prefix_lengths = [0] * len(layer_kinds)
-    for i in range(1, len(layer_kinds)):
-        prefix_length = prefix_lengths[i - 1]
-        while prefix_length and layer_kinds[i] != layer_kinds[prefix_length]:
+    for layer_index in range(1, len(layer_kinds)):
+        prefix_length = prefix_lengths[layer_index - 1]
+        while prefix_length and layer_kinds[layer_index] != layer_kinds[prefix_length]:
             prefix_length = prefix_lengths[prefix_length - 1]
-        prefix_lengths[i] = prefix_length + (layer_kinds[i] == layer_kinds[prefix_length])
+        prefix_lengths[layer_index] = prefix_length + (layer_kinds[layer_index] == layer_kinds[prefix_length])
     return len(layer_kinds) - prefix_lengths[-1]
 
 
@@ -581,12 +581,12 @@ def sliding_stack(
     sliding_fields, full_fields: fields of the attention of such a layer that differ from the block, as in
         `{"position": "none"}`.
     """
-    window = config.optional_integer("sliding_window")
+    window_size = config.optional_integer("sliding_window")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
-    if window is None or ("sliding" not in layer_kinds and not full_fields):
+    if window_size is None or ("sliding" not in layer_kinds and not full_fields):
         return {}
-    sliding = {"attention": {"sliding_window": window, **(sliding_fields or {})}}
-    layer_changes: Table = {"full": {"attention": full_fields or {}}, "sliding": sliding}
+    sliding_layer_fields = {"attention": {"sliding_window": window_size, **(sliding_fields or {})}}
+    layer_changes: Table = {"full": {"attention": full_fields or {}}, "sliding": sliding_layer_fields}
     return stack_of_variants(layer_changes, layer_kinds)
 
 
@@ -606,9 +606,9 @@ def bidirectional_stack(stack: Table, distance_of_window: Callable[[int], int]) 
     """
     layer_variants = {layer_kind: dict(layer) for layer_kind, layer in stack.get("variants", {}).items()}
     for layer in (stack["block"], *layer_variants.values()):
-        window = layer.get("attention", {}).get("sliding_window")
-        if window is not None:
-            layer["attention"] = {**layer["attention"], "sliding_window": 2 * distance_of_window(window) + 1}
+        window_size = layer.get("attention", {}).get("sliding_window")
+        if window_size is not None:
+            layer["attention"] = {**layer["attention"], "sliding_window": 2 * distance_of_window(window_size) + 1}
     return {**stack, **({"variants": layer_variants} if layer_variants else {})}
 
 
@@ -699,7 +699,7 @@ def learned_positions(config: Config, position_offset: int = 0) -> Table:
 def with_router_fields(description_table: Any, router_fields: dict[str, Any], is_linear_only: bool = False) -> Any:
     """Returns a description with these fields set in every router. is_linear_only: only in linear routers."""
     if isinstance(description_table, list):
-        return [with_router_fields(element, router_fields, is_linear_only) for element in description_table]
+        return [with_router_fields(list_element, router_fields, is_linear_only) for list_element in description_table]
     if not isinstance(description_table, dict):
         return description_table
     filled_table = {
@@ -715,7 +715,7 @@ def with_router_fields(description_table: Any, router_fields: dict[str, Any], is
 def decoder_of_kinds(
     config: Config, block: Table, final_norm: Table | None, *kinds_and_changes: tuple[list[str], Table], **model: Any
 ) -> Table:
-    """Returns a decoder-only model with several kinds of layers. kinds_and_changes: as in `stack_of_combined_kinds`."""
+    """Returns a decoder-only model with several kinds of layers. kinds_and_changes: layer kinds, changed fields."""
     return decoder(config, block, final_norm, stack=stack_of_combined_kinds(*kinds_and_changes), **model)
 
 

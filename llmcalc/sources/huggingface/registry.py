@@ -157,7 +157,9 @@ def typed_config(
 
 def model_type_of_class_name(class_name: str) -> str:
     """Returns the model type that has a class of this name; empty if no supported type has it."""
-    return next((model_type for model_type, names in library_class_names().items() if class_name in names), "")
+    return next(
+        (model_type for model_type, class_names in library_class_names().items() if class_name in class_names), ""
+    )
 
 
 def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
@@ -176,8 +178,8 @@ def model_type_of_code_fields(config_data: Mapping[str, Any]) -> str:
 def _has_field_value(config_data: Mapping[str, Any], field_path: str) -> bool:
     """Whether a config has a field with a value other than null and 0. field_path: with a dot for a table's field."""
     table_name, _, field_name = field_path.rpartition(".")
-    table = config_data.get(table_name) if table_name else config_data
-    field_value = table.get(field_name) if isinstance(table, Mapping) else None
+    config_table = config_data.get(table_name) if table_name else config_data
+    field_value = config_table.get(field_name) if isinstance(config_table, Mapping) else None
     return bool(field_value) or field_value is False
 
 
@@ -200,7 +202,11 @@ def family_files() -> list[str]:
 
     families_folder = Path(__file__).with_name("families")
     folder_names = (family_module.name for family_module in iter_modules([str(families_folder)]))
-    return [f"{name}.{module.name}" for name in folder_names for module in iter_modules([str(families_folder / name)])]
+    return [
+        f"{file_name}.{module.name}"
+        for file_name in folder_names
+        for module in iter_modules([str(families_folder / file_name)])
+    ]
 
 
 @cache
@@ -313,9 +319,11 @@ def _unsupported_type_advice(config: Mapping[str, Any]) -> str:
     if is_measurable(config):
         return "llmcalc params --measure counts its transformers class instead"
     class_name = architecture_of(config)
-    types = [model_type for model_type, class_names in library_class_names().items() if class_name in class_names]
-    if types:
-        return f"its class is named as that of {types[0]}: with that model_type it is read as one"
+    model_types_of_class = [
+        model_type for model_type, class_names in library_class_names().items() if class_name in class_names
+    ]
+    if model_types_of_class:
+        return f"its class is named as that of {model_types_of_class[0]}: with that model_type it is read as one"
     undescribed_part = UNDESCRIBED_PARTS.get(config["model_type"].lower())
     if undescribed_part is not None:
         return f"its layers have {undescribed_part}, which a description in TOML does not have either"

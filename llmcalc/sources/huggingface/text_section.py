@@ -20,7 +20,7 @@ USUAL_SIZE_NAMES = {**dict.fromkeys(WIDTH_FIELDS, "hidden_size"), **dict.fromkey
 
 
 def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns the config with its text model's section under the usual name, with a remark if it had another.
+    """Returns the config with its text model's section under the usual name, with a remark if the section is renamed.
 
     Sizes beside the section may repeat those in it (Unlimited-OCR).
 
@@ -33,22 +33,36 @@ def with_text_section(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], lis
     family = family_of(stated_model_type) if stated_model_type in FILE_BY_TYPE else None
     if family is None or family.text_type is None or config.get(family.text_section) is not None:
         return config, []
-    section_names = [name for name, section in config.items() if isinstance(section, dict) and name.endswith("_config")]
-    sizes = {size_field: config[size_field] for size_field in SIZE_FIELDS if size_field in config}
-    is_repeated = any(name in section_names and sizes.items() <= config[name].items() for name in OTHER_TEXT_SECTIONS)
-    if sizes and not is_repeated:
+    section_names = [
+        section_key
+        for section_key, text_section in config.items()
+        if isinstance(text_section, dict) and section_key.endswith("_config")
+    ]
+    section_sizes = {size_field: config[size_field] for size_field in SIZE_FIELDS if size_field in config}
+    is_repeated = any(
+        section_key in section_names and section_sizes.items() <= config[section_key].items()
+        for section_key in OTHER_TEXT_SECTIONS
+    )
+    if section_sizes and not is_repeated:
         return config, []
-    nested_sections = [name for name in section_names if isinstance(config[name].get(family.text_section), dict)]
+    nested_sections = [
+        section_key for section_key in section_names if isinstance(config[section_key].get(family.text_section), dict)
+    ]
     if len(nested_sections) == 1:  # `thinker_config` of Qwen3-ASR in its own form
         unwrapped_config = {
             **config[nested_sections[0]],
-            **{name: value for name, value in config.items() if name != nested_sections[0]},
+            **{
+                section_key: section_value
+                for section_key, section_value in config.items()
+                if section_key != nested_sections[0]
+            },
         }
         return unwrapped_config, [f"{nested_sections[0]}: its sections are read as those of the config"]
     other_sections = [section_name for section_name in OTHER_TEXT_SECTIONS if section_name in section_names]
     if len(other_sections) == 1:
         renamed_config = {
-            family.text_section if name == other_sections[0] else name: value for name, value in config.items()
+            family.text_section if section_key == other_sections[0] else section_key: section_value
+            for section_key, section_value in config.items()
         }
         return renamed_config, [f"{other_sections[0]}: read as {family.text_section}"]
     known_sections = {*family.uncounted_encoders, "vision_config", "audio_config", "quantization_config"}
@@ -67,8 +81,12 @@ def _with_replaced_sections(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     older_names = [f"{section_name}_dict" for section_name in ("text_config", "vision_config")]
     return {
-        **{name: value for name, value in config.items() if name not in older_names},
-        **{name.removesuffix("_dict"): config[name] for name in older_names if isinstance(config.get(name), dict)},
+        **{field_name: field_value for field_name, field_value in config.items() if field_name not in older_names},
+        **{
+            field_name.removesuffix("_dict"): config[field_name]
+            for field_name in older_names
+            if isinstance(config.get(field_name), dict)
+        },
     }
 
 
@@ -81,8 +99,8 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
     """
     default_sizes: dict[str, list[int]] = {}
     default_text_sizes: dict[str, list[int]] = {}
-    for path, default_size in config_description.default_sizes.items():
-        *section_names, size_name = path.split(".")
+    for field_path, default_size in config_description.default_sizes.items():
+        *section_names, size_name = field_path.split(".")
         default_sizes.setdefault(size_name, []).append(default_size)
         if not section_names or section_names[-1] in OTHER_TEXT_SECTIONS:
             default_text_sizes.setdefault(size_name, []).append(default_size)
@@ -91,12 +109,16 @@ def require_read_sizes(config_description: ConfigDescription) -> None:
         is_text_section = unknown_field.path in OTHER_TEXT_SECTIONS
         if not is_text_section and not {"hidden_size", "num_hidden_layers"} <= default_sizes.keys():
             continue
-        for name, size in section_value.items():
+        for name, stated_size in section_value.items():
             size_name = USUAL_SIZE_NAMES.get(name, str(name))
-            is_compared = name in WIDTH_FIELDS or (is_text_section and type(size) is int)
+            is_compared = name in WIDTH_FIELDS or (is_text_section and type(stated_size) is int)
             compared_sizes = default_text_sizes if is_text_section else default_sizes
-            if is_compared and size not in compared_sizes.get(size_name, [size]):
-                size_text = f"a width, {short_repr(size)}" if name in WIDTH_FIELDS else f"{name} = {short_repr(size)}"
+            if is_compared and stated_size not in compared_sizes.get(size_name, [stated_size]):
+                size_text = (
+                    f"a width, {short_repr(stated_size)}"
+                    if name in WIDTH_FIELDS
+                    else f"{name} = {short_repr(stated_size)}"
+                )
                 raise InputError(
                     f"{unknown_field.path}: a section with {size_text}, which the class of "
                     f"'{config_description.model_type}' does not read; expected the sizes where that class has them"

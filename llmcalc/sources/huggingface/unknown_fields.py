@@ -32,7 +32,7 @@ def name_same_size(first_name: str, second_name: str) -> bool:
     Words such as `num` that mean a count are left out. A number of things is no width of one of them (`n_heads` beside
     `head_dim`).
     """
-    first_words, second_words = (frozenset(name.lower().split("_")) for name in (first_name, second_name))
+    first_words, second_words = (frozenset(field_name.lower().split("_")) for field_name in (first_name, second_name))
     if any(
         {"num", "n", "number"} & count_words and {"dim", "dims"} & width_words
         for count_words, width_words in ((first_words, second_words), (second_words, first_words))

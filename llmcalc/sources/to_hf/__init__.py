@@ -71,12 +71,12 @@ def _configs_of(
     families: Iterable[tuple[str, Family]] | None,
 ) -> Iterator[dict[str, Any]]:
     """Yields the configs of all classes that compute the spec. Arguments: as of `find_config`."""
-    config_values, spec_values = ConfigValues(spec, VALUE_GETTERS), canonical_values(spec)
-    for model_type, family in _possible_families(config_values) if families is None else families:
+    model_values, spec_values = ConfigValues(spec, VALUE_GETTERS), canonical_values(spec)
+    for model_type, family in _possible_families(model_values) if families is None else families:
         if spec.towers and other_configs is None and not wrapper_type_of(model_type):
             continue  # a config without the encoders
         for class_name in class_names(model_type, spec) or [""] * (families is not None):
-            config = wrapped_config(_candidate_config(model_type, family, class_name, config_values), spec)
+            config = wrapped_config(_candidate_config(model_type, family, class_name, model_values), spec)
             config_spec = _spec_of_config(config)
             if config_spec is None:
                 continue
@@ -118,7 +118,8 @@ def _nearest_class_text(spec_values: dict[str, Any], other_configs: list[tuple[s
     if not other_configs:
         return ""
     mismatches_of_class = [
-        (name, sorted(differences(spec_values, class_values), key=_is_in_tower)) for name, class_values in other_configs
+        (mismatched_class, sorted(differences(spec_values, class_values), key=_is_in_tower))
+        for mismatched_class, class_values in other_configs
     ]
     class_name, mismatches = min(mismatches_of_class, key=lambda item: _difference_counts(item[1]))
     path, spec_value, class_value = mismatches[0]
@@ -130,15 +131,15 @@ def _nearest_class_text(spec_values: dict[str, Any], other_configs: list[tuple[s
 def _difference_counts(mismatches: list[Difference]) -> tuple[int, int]:
     """Returns how many values differ in the text model, and how many in vision and audio encoders."""
     tower_difference_count = sum(
-        count_changed_values(difference) for difference in mismatches if _is_in_tower(difference)
+        count_changed_values(value_difference) for value_difference in mismatches if _is_in_tower(value_difference)
     )
     return sum(map(count_changed_values, mismatches)) - tower_difference_count, tower_difference_count
 
 
-def _possible_families(config_values: ConfigValues) -> Iterator[tuple[str, Family]]:
+def _possible_families(model_values: ConfigValues) -> Iterator[tuple[str, Family]]:
     """Yields the families whose `transformers` class may compute the spec, the likeliest first."""
     unlikely_families: list[tuple[str, Family]] = []
-    has_experts, activation = bool(config_values.expert_layers()), _activation_of(config_values)
+    has_experts, activation = bool(model_values.expert_layers()), _activation_of(model_values)
     for model_type in FILE_BY_TYPE:
         family = family_of(model_type)
         if (
@@ -166,36 +167,36 @@ def _is_likely_family(family: Family, has_experts: bool, activation: str | None)
     )
 
 
-def _activation_of(config_values: ConfigValues) -> str | None:
+def _activation_of(model_values: ConfigValues) -> str | None:
     try:
-        activation: str = VALUE_GETTERS["hidden_act"](config_values)
+        activation: str = VALUE_GETTERS["hidden_act"](model_values)
     except ABSENT_FIELD_ERRORS:
         return None
     return ACTIVATIONS.get(activation, activation)
 
 
-def _candidate_config(model_type: str, family: Family, class_name: str, config_values: ConfigValues) -> dict[str, Any]:
+def _candidate_config(model_type: str, family: Family, class_name: str, model_values: ConfigValues) -> dict[str, Any]:
     """Returns a family's config with the spec's values in all fields that llmcalc can compute."""
     config: dict[str, Any] = {"model_type": model_type, "architectures": [class_name]}
-    _fill_fields(config, family, config_values, [*family.defaults, *family.field_writers])
+    _fill_fields(config, family, model_values, [*family.defaults, *family.field_writers])
     read_fields = _fields_read(family, config)
     written_fields = {"model_type", "architectures", *family.field_writers} | read_fields
     config = {field_name: field_value for field_name, field_value in config.items() if field_name in written_fields}
     field_names = [field_name for field_name in EXTRA_READ_FIELDS if field_name in read_fields]
-    _fill_fields(config, family, config_values, field_names)
+    _fill_fields(config, family, model_values, field_names)
     return (
         config
-        | _logit_fields(model_type, family, config_values.spec)
-        | _dropout_fields(family, config_values.spec)
-        | _group_fields(model_type, family, config_values)
+        | _logit_fields(model_type, family, model_values.spec)
+        | _dropout_fields(family, model_values.spec)
+        | _group_fields(model_type, family, model_values)
     )
 
 
-def _group_fields(model_type: str, family: Family, config_values: ConfigValues) -> dict[str, Any]:
+def _group_fields(model_type: str, family: Family, model_values: ConfigValues) -> dict[str, Any]:
     """Returns the fields of expert groups, for a class that selects each token's experts from a few groups."""
-    if not has_grouped_router(model_type, family) or not config_values.expert_layers():
+    if not has_grouped_router(model_type, family) or not model_values.expert_layers():
         return {}
-    router_groups = config_values.moe.router.expert_groups
+    router_groups = model_values.moe.router.expert_groups
     if router_groups.n_group > 1 and "topk_method" in family.defaults:
         method_field = {"topk_method": "group_limited_greedy"}
     else:
@@ -228,14 +229,14 @@ def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
     }
 
 
-def _fill_fields(config: dict[str, Any], family: Family, config_values: ConfigValues, field_names: list[str]) -> None:
+def _fill_fields(config: dict[str, Any], family: Family, model_values: ConfigValues, field_names: list[str]) -> None:
     """Sets each config field that has a value in the spec, except a null that equals the class's default."""
     field_aliases = {} if family.has_older_aliases else family.aliases
     usual_names = {field_alias: field_name for field_name, field_alias in family.aliases.items()}
     for config_field in (field_aliases.get(field_name, field_name) for field_name in field_names):
         try:
             usual_name = usual_names.get(config_field, config_field)
-            field_value = _value_of_field(family, config_field, usual_name, config_values)
+            field_value = _value_of_field(family, config_field, usual_name, model_values)
         except ABSENT_FIELD_ERRORS:
             continue
         default_value = family.defaults.get(config_field)
@@ -254,7 +255,7 @@ def _is_same_activation(field_value: Any, default_value: Any) -> bool:
     )
 
 
-def _value_of_field(family: Family, config_field: str, usual_name: str, config_values: ConfigValues) -> Any:
+def _value_of_field(family: Family, config_field: str, usual_name: str, model_values: ConfigValues) -> Any:
     """Returns a config field's value: by the family's rule, for an alias, or for the field of the usual name.
 
     usual_name: the name of which the field's is the family's alias, or the field's own.
@@ -267,16 +268,16 @@ def _value_of_field(family: Family, config_field: str, usual_name: str, config_v
     )
     field_writer = next((family.field_writers[name] for name in field_names if name in family.field_writers), None)
     if callable(field_writer):
-        return field_writer(config_values)
+        return field_writer(model_values)
     for field_name in (field_writer, *field_names):
         if field_name in VALUE_GETTERS:
-            return config_values.usual_value(field_name)
+            return model_values.usual_value(field_name)
     for field_name in field_names[:-1]:
         try:
-            return config_values.first_value(field_name)
+            return model_values.first_value(field_name)
         except AbsentValue:
             continue
-    return config_values.first_value(field_names[-1])
+    return model_values.first_value(field_names[-1])
 
 
 def _fields_read(family: Family, config: dict[str, Any]) -> set[str]:

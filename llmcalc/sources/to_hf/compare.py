@@ -95,7 +95,7 @@ def differences(left_value: Any, right_value: Any, path: str = "") -> Iterator[D
         isinstance(left_value, list)
         and isinstance(right_value, list)
         and len(left_value) == len(right_value)
-        and any(isinstance(element, dict) for element in left_value)
+        and any(isinstance(list_element, dict) for list_element in left_value)
     ):
         reported_pairs: list[tuple[Any, Any]] = []
         for element_index, element_pair in enumerate(zip(left_value, right_value, strict=True)):
@@ -134,7 +134,8 @@ def _stack_tables(stack: Stack, hidden_size: int) -> dict[str, Any]:
     }
     first_layer_by_kind = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in table_by_kind}
     owner_indices = [
-        first_layer_by_kind[kind] if kind in stack.shared_layers else index for index, kind in enumerate(layer_kinds)
+        first_layer_by_kind[kind] if kind in stack.shared_layers else layer_index
+        for layer_index, kind in enumerate(layer_kinds)
     ]
     layers = [table_by_kind[layer_kind] for layer_kind in layer_kinds]
     return {**stack_table, "shared_layers": owner_indices, "layers": layers}

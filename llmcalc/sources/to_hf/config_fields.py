@@ -20,79 +20,81 @@ from ..huggingface.field_writers import WRITTEN_ACTIVATIONS
 from .config_values import ConfigValues
 
 
-def _activation_name(config_values: ConfigValues) -> str:
+def _activation_name(model_values: ConfigValues) -> str:
     try:
-        activation = config_values.network.hidden_act
+        activation = model_values.network.hidden_act
     except AbsentValue:
-        activation = config_values.first_value("hidden_act")
+        activation = model_values.first_value("hidden_act")
     return WRITTEN_ACTIVATIONS.get(activation, activation)
 
 
-def _kv_heads(config_values: ConfigValues) -> int:
+def _kv_heads(model_values: ConfigValues) -> int:
     """Returns the number of key/value heads; the number of query heads if the spec does not state it."""
-    mixer = None
-    if any(isinstance(mixer_part, Attention) for mixer_part in config_values.mixers):
-        mixer = config_values.find_part(Attention)
-    if mixer is None and not any(getattr(mixer, "type", "") == "mla" for mixer in config_values.mixers):
-        kv_heads = config_values.first_value("num_key_value_heads")
+    token_mixer = None
+    if any(isinstance(mixer_part, Attention) for mixer_part in model_values.mixers):
+        token_mixer = model_values.find_part(Attention)
+    if token_mixer is None and not any(
+        getattr(token_mixer, "type", "") == "mla" for token_mixer in model_values.mixers
+    ):
+        kv_heads = model_values.first_value("num_key_value_heads")
     else:
-        kv_heads = getattr(mixer, "num_key_value_heads", None)
-    heads: int = kv_heads or config_values.first_value("num_attention_heads")
+        kv_heads = getattr(token_mixer, "num_key_value_heads", None)
+    heads: int = kv_heads or model_values.first_value("num_attention_heads")
     return heads
 
 
-def _attention_bias(config_values: ConfigValues) -> bool:
-    for mixer in config_values.mixers:
+def _attention_bias(model_values: ConfigValues) -> bool:
+    for token_mixer in model_values.mixers:
         for bias_field in ("q_bias", "attention_bias"):
-            if hasattr(mixer, bias_field):
-                return bool(getattr(mixer, bias_field))
+            if hasattr(token_mixer, bias_field):
+                return bool(getattr(token_mixer, bias_field))
     raise AbsentValue
 
 
-def _mlp_bias(config_values: ConfigValues) -> bool:
+def _mlp_bias(model_values: ConfigValues) -> bool:
     """Returns whether the dense FFN (else the shared expert or the experts) has a bias."""
     with suppress(AbsentValue):
-        return config_values.dense_network.up_bias
+        return model_values.dense_network.up_bias
     with suppress(AbsentValue):
-        return config_values.shared_expert.up_bias
-    return config_values.network.up_bias
+        return model_values.shared_expert.up_bias
+    return model_values.network.up_bias
 
 
-def _shared_width(config_values: ConfigValues) -> int:
-    return 0 if config_values.moe.shared_expert is None else config_values.moe.shared_expert.intermediate_size
+def _shared_width(model_values: ConfigValues) -> int:
+    return 0 if model_values.moe.shared_expert is None else model_values.moe.shared_expert.intermediate_size
 
 
-def _shared_experts(config_values: ConfigValues) -> int | None:
+def _shared_experts(model_values: ConfigValues) -> int | None:
     """Returns the shared expert's width divided by the width of a routed expert."""
-    expert_count, remainder = divmod(_shared_width(config_values), config_values.moe.expert.intermediate_size)
+    expert_count, remainder = divmod(_shared_width(model_values), model_values.moe.expert.intermediate_size)
     if remainder:
         raise AbsentValue
     return expert_count
 
 
-def _label_count(config_values: ConfigValues) -> int:
-    if isinstance(config_values.spec.head, Classifier):
-        return config_values.spec.head.num_labels
-    return require_present(require_present(config_values.spec.pooler).num_labels)
+def _label_count(model_values: ConfigValues) -> int:
+    if isinstance(model_values.spec.head, Classifier):
+        return model_values.spec.head.num_labels
+    return require_present(require_present(model_values.spec.pooler).num_labels)
 
 
-def _layers_before_window(config_values: ConfigValues) -> int | None:
+def _layers_before_window(model_values: ConfigValues) -> int | None:
     """Returns the number of layers before the first layer with a sliding window."""
     return next(
-        (layer_index for layer_index, window in enumerate(config_values.windows) if window is not None),
-        len(config_values.layers),
+        (layer_index for layer_index, window_size in enumerate(model_values.windows) if window_size is not None),
+        len(model_values.layers),
     )
 
 
-def _is_bidirectional(config_values: ConfigValues) -> bool:
-    if config_values.spec.kind == "decoder":
+def _is_bidirectional(model_values: ConfigValues) -> bool:
+    if model_values.spec.kind == "decoder":
         raise AbsentValue
     return True
 
 
-def _relative_bias(config_values: ConfigValues) -> RelativeBias:
+def _relative_bias(model_values: ConfigValues) -> RelativeBias:
     """Returns the relative position bias of the first stack, else of its first attention layer."""
-    bias: RelativeBias = config_values.first_stack.relative_bias or config_values.part_of_type("relative_bias")
+    bias: RelativeBias = model_values.first_stack.relative_bias or model_values.part_of_type("relative_bias")
     return bias
 
 
@@ -107,7 +109,7 @@ VALUE_GETTERS: dict[str, Callable[[ConfigValues], Any]] = {
     "embedding_size": lambda s: s.spec.embedding_size or s.spec.hidden_size,
     "num_labels": _label_count,
     "use_bidirectional_attention": _is_bidirectional,
-    "num_nextn_predict_layers": lambda config_values: require_present(config_values.spec.mtp).num_nextn_predict_layers,
+    "num_nextn_predict_layers": lambda model_values: require_present(model_values.spec.mtp).num_nextn_predict_layers,
     # norms and activations
     "rms_norm_eps": lambda s: s.layers[0].norm.eps,
     "hidden_act": _activation_name,

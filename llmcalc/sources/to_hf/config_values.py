@@ -115,7 +115,14 @@ class ConfigValues:
     def sliding_mixer(self) -> Any:
         """The first token mixer with a sliding window, in the order of the layers."""
         return require_present(
-            next((mixer for mixer, window in zip(self.mixers, self.windows, strict=True) if window), None)
+            next(
+                (
+                    token_mixer
+                    for token_mixer, window_size in zip(self.mixers, self.windows, strict=True)
+                    if window_size
+                ),
+                None,
+            )
         )
 
     @cached_property
@@ -125,12 +132,17 @@ class ConfigValues:
     @cached_property
     def windows(self) -> list[int | None]:
         """The window of each layer in tokens, as in `TokenMixer.window_size`."""
-        return [mixer.window_size() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
+        return [
+            token_mixer.window_size() if isinstance(token_mixer, TokenMixer) else None for token_mixer in self.mixers
+        ]
 
     @cached_property
     def positions(self) -> list[AttentionPosition | None]:
         """The position encoding of each layer's attention."""
-        return [mixer.score_position_encoding() if isinstance(mixer, TokenMixer) else None for mixer in self.mixers]
+        return [
+            token_mixer.score_position_encoding() if isinstance(token_mixer, TokenMixer) else None
+            for token_mixer in self.mixers
+        ]
 
     @cached_property
     def networks(self) -> list[Any]:
@@ -184,15 +196,17 @@ class ConfigValues:
 
     @property
     def window(self) -> int | None:
-        return next((window for window in self.windows if window is not None), None)
+        return next((window_size for window_size in self.windows if window_size is not None), None)
 
     @property
     def head_dim(self) -> int:
         """The size of a query head, of the first layer if layers differ."""
-        mixers_with_heads = (mixer for mixer in self.mixers if getattr(mixer, "num_attention_heads", None) is not None)
-        mixer = require_present(next(mixers_with_heads, None))
-        head_dim: int | None = getattr(mixer, "head_dim", None)
-        hidden_size: int = (self.first_stack.hidden_size or self.spec.hidden_size) // mixer.num_attention_heads
+        mixers_with_heads = (
+            token_mixer for token_mixer in self.mixers if getattr(token_mixer, "num_attention_heads", None) is not None
+        )
+        token_mixer = require_present(next(mixers_with_heads, None))
+        head_dim: int | None = getattr(token_mixer, "head_dim", None)
+        hidden_size: int = (self.first_stack.hidden_size or self.spec.hidden_size) // token_mixer.num_attention_heads
         return hidden_size if head_dim is None else head_dim
 
     @property
@@ -210,7 +224,9 @@ class ConfigValues:
 
     def layers_before_experts(self) -> int:
         """The number of layers below the first layer with experts."""
-        return next((index for index, ffn in enumerate(self.networks) if isinstance(ffn, MoE)), len(self.layers))
+        return next(
+            (layer_index for layer_index, ffn in enumerate(self.networks) if isinstance(ffn, MoE)), len(self.layers)
+        )
 
     def layer_kinds(self, **family_words: str) -> list[str]:
         """Returns each layer's kind as in `layer_types`. family_words: a family's names for the kinds."""
@@ -218,7 +234,7 @@ class ConfigValues:
 
     @cached_property
     def _layer_kind_names(self) -> list[str]:
-        return [usual_layer_kind(mixer) for mixer in self.mixers]
+        return [usual_layer_kind(token_mixer) for token_mixer in self.mixers]
 
 
 def usual_layer_kind(mixer: Any) -> str:

@@ -47,5 +47,7 @@ def wrapper_type_of(text_model_type: str) -> str:
     Only wrappers that are read in the text type's own file are searched.
     """
     model_types = TYPES_BY_FILE[FILE_BY_TYPE[text_model_type]]
-    types = (model_type for model_type in model_types if family_of(model_type).text_type == text_model_type)
-    return next((model_type for model_type in types if family_of(model_type).write_tower_sections is not None), "")
+    text_model_types = (model_type for model_type in model_types if family_of(model_type).text_type == text_model_type)
+    return next(
+        (model_type for model_type in text_model_types if family_of(model_type).write_tower_sections is not None), ""
+    )

@@ -25,14 +25,14 @@ def _whisper_encoder(
     norm, position_rows = layernorm(), config.integer("max_source_positions")
     attention = self_attention(config, heads_field, width_field, **biases(True, "q_bias", "v_bias", "o_bias"))
     ffn = mlp(config.integer(ffn_width_field), config.choice(ACTIVATIONS, "activation_function"))
-    stack = {
+    stack_fields = {
         "num_hidden_layers": config.integer(depth_field),
         "block": layer_table(attention, ffn, norm),
         "stem": {"num_mel_bins": config.integer("num_mel_bins"), "max_source_positions": position_rows},
         "position": {"type": "learned", "max_position_embeddings": position_rows},
         "final_norm": norm,
     }
-    return {"type": "audio", "hidden_size": config.integer(width_field), "stack": stack}
+    return {"type": "audio", "hidden_size": config.integer(width_field), "stack": stack_fields}
 
 
 def _read_qwen2_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -86,21 +86,34 @@ def _read_moss(root_config: Config, config: Config, text_hidden_size: int, **mer
 
 def _read_glmasr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads GLM-ASR: Whisper's encoder with RoPE instead of its positions, and an inner width of twice the text's."""
-    hidden_size, heads, norm = config.integer("hidden_size"), config.integer("num_attention_heads"), layernorm()
-    kv_heads = config.optional_integer("num_key_value_heads") or heads
-    config.quotient("num_key_value_heads", heads, kv_heads)
+    hidden_size, head_count, norm = config.integer("hidden_size"), config.integer("num_attention_heads"), layernorm()
+    kv_head_count = config.optional_integer("num_key_value_heads") or head_count
+    config.quotient("num_key_value_heads", head_count, kv_head_count)
     attention = self_attention(
-        config, num_key_value_heads=kv_heads, position=rope(config, 0.5), **biases(True, "q_bias", "v_bias", "o_bias")
+        config,
+        num_key_value_heads=kv_head_count,
+        position=rope(config, 0.5),
+        **biases(True, "q_bias", "v_bias", "o_bias"),
     )
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     clip_rule = {"type": "clips", "frames": WHISPER_FRAMES, "several": True, "max_clips": GLM_CLIPS}
     block = layer_table(attention, ffn, norm)
     stem = {"num_mel_bins": config.integer("num_mel_bins"), "max_source_positions": WHISPER_FRAMES // 2}
-    stack = {"num_hidden_layers": config.integer("num_hidden_layers"), "block": block, "stem": stem, "final_norm": norm}
+    stack_fields = {
+        "num_hidden_layers": config.integer("num_hidden_layers"),
+        "block": block,
+        "stem": stem,
+        "final_norm": norm,
+    }
     merged_frames = config.quotient("hidden_size", config.integer("intermediate_size"), hidden_size)
     activation = root_config.choice(ACTIVATIONS, "projector_hidden_act")
     linear_layers = two_linear_layers(text_hidden_size, activation, inner_width=2 * text_hidden_size)
-    tower = {"type": "audio", "hidden_size": hidden_size, "stack": stack, "audio": {**clip_rule, "merge": GLM_MERGE}}
+    tower = {
+        "type": "audio",
+        "hidden_size": hidden_size,
+        "stack": stack_fields,
+        "audio": {**clip_rule, "merge": GLM_MERGE},
+    }
     return {"audio_tower": tower, "multi_modal_projector": projector(hidden_size, *linear_layers, frames=merged_frames)}
 
 
@@ -116,7 +129,7 @@ def _read_voxtral_realtime(root_config: Config, config: Config, text_hidden_size
         "position": rope(config),
         **biases(True, "q_bias", "v_bias", "o_bias"),
     }
-    stack = {
+    stack_fields = {
         "num_hidden_layers": config.integer("num_hidden_layers"),
         "block": layer_table(attention, {**glu(config), "down_bias": True}, norm),
         "stem": {
@@ -129,7 +142,7 @@ def _read_voxtral_realtime(root_config: Config, config: Config, text_hidden_size
     linear_layers = two_linear_layers(text_hidden_size, activation, bias=False)
     merged_frames = root_config.integer("downsample_factor")
     return {
-        "audio_tower": {"type": "audio", "hidden_size": hidden_size, "stack": stack},
+        "audio_tower": {"type": "audio", "hidden_size": hidden_size, "stack": stack_fields},
         "multi_modal_projector": projector(hidden_size, *linear_layers, frames=merged_frames),
     }
 
@@ -182,10 +195,10 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
     """
     if config.has("head_dim"):
         raise config.field_error("head_dim", "none: hidden_size / num_attention_heads is what is counted")
-    hidden_size, heads, time_reduction = config.integer_fields(
+    hidden_size, head_count, time_reduction = config.integer_fields(
         "hidden_size", "num_attention_heads", "time_reduction"
     ).values()
-    config.quotient("num_attention_heads", hidden_size, heads)
+    config.quotient("num_attention_heads", hidden_size, head_count)
     config.require("ext_pw_out_channel", hidden_size)
     config.require("depthwise_separable_out_channel", hidden_size)
     if time_reduction % 2:
@@ -220,7 +233,7 @@ def _read_phi4_audio(root_config: Config, config: Config, text_hidden_size: int)
         "hidden_size": hidden_size,
         "subsampling": subsampling_table,
         "num_hidden_layers": config.integer("num_blocks"),
-        "attention": {"num_attention_heads": heads, "bias": True},
+        "attention": {"num_attention_heads": head_count, "bias": True},
         "convolution": convolution,
         "feed_forward": glu(config, bias=True, activation_field="activation"),
         "norm": layernorm(),

@@ -34,7 +34,7 @@ def _read_blip(root_config: Config, config: Config, text_hidden_size: int) -> Ta
 
 
 def _read_instruct_blip(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    """Reads InstructBLIP, whose queries read the instruction, too, so that an image alone has no known FLOPs."""
+    """Reads InstructBLIP; its queries also read the instruction, so an image alone determines no FLOPs."""
     qformer_type = f"{root_config.model_type}_qformer"
     text_fields = {"vocab_size": 30522, "max_position_embeddings": 512, "model_type": qformer_type}
     return _encoder_with_qformer(

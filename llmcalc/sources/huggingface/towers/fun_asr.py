@@ -16,10 +16,10 @@ FRAME_SAMPLES, FRAME_GROUP_STEP = 400, 960
 
 def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads Fun-ASR, where the last transcription layer and the last timestamp layer are followed by a norm."""
-    hidden_size, heads, depth = config.integer_fields(
+    hidden_size, head_count, depth = config.integer_fields(
         "hidden_size", "num_attention_heads", "num_hidden_layers"
     ).values()
-    config.quotient("num_attention_heads", hidden_size, heads)
+    config.quotient("num_attention_heads", hidden_size, head_count)
     transcription_layer_count = depth - config.count("num_timestamp_prediction_layers")
     if transcription_layer_count < 1:
         timestamp_layer_count = config.get("num_timestamp_prediction_layers")
@@ -34,7 +34,7 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
         "input_size": input_size,
         "hidden_size": hidden_size,
         "num_hidden_layers": depth,
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         "kernel_size": config.integer("fsmn_kernel_size"),
         "feed_forward": mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act")),
         "norm": layernorm(config.number("layer_norm_eps")),
@@ -53,9 +53,11 @@ def _read_fun_asr(root_config: Config, config: Config, text_hidden_size: int) ->
     )
     projector_hidden_size = adaptor_config.integer("projector_hidden_size")
     inner_layer = (projector_hidden_size, True, adaptor_config.choice(ACTIVATIONS, "projector_hidden_act"))
-    stack = {"num_hidden_layers": adaptor_config.integer("num_hidden_layers"), "block": block}
+    stack_fields = {"num_hidden_layers": adaptor_config.integer("num_hidden_layers"), "block": block}
     adaptor_config.finish(frozenset({"attention_dropout", "hidden_dropout", "model_type"}), config)
-    multi_modal_projector = projector(hidden_size, inner_layer, (text_hidden_size, True, "identity"), stack=stack)
+    multi_modal_projector = projector(
+        hidden_size, inner_layer, (text_hidden_size, True, "identity"), stack=stack_fields
+    )
     return {"audio_tower": tower, "multi_modal_projector": multi_modal_projector}
 
 

@@ -66,7 +66,7 @@ def _conformer_encoder(
     hidden_size, norm = config.integer("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
     heads_field = f"{field_prefix}num_attention_heads"
     config.quotient(heads_field, hidden_size, config.integer(heads_field))
-    mixer = {
+    attention_table = {
         "num_attention_heads": config.integer(heads_field),
         "relative_keys": True,
         "chunk_size": config.integer(f"{field_prefix}attention_chunk_size"),
@@ -79,7 +79,7 @@ def _conformer_encoder(
         "hidden_size": hidden_size,
         "subsampling": subsampling_table,
         "num_hidden_layers": config.integer(f"{field_prefix}num_hidden_layers"),
-        "attention": mixer,
+        "attention": attention_table,
         "convolution": {"kernel_size": kernel_size, "hidden_act": activation, "norm": norm},
         "feed_forward": mlp(4 * hidden_size, activation, bias=False),
         "norm": norm,
@@ -175,11 +175,11 @@ def _read_gemma3n_vision(root_config: Config, config: Config, text_hidden_size: 
 
 
 def _read_gemma3n_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
-    channels = _read_pair(config, "sscp_conv_channel_size")
+    channel_counts = _read_pair(config, "sscp_conv_channel_size")
     kernel_sizes, strides = (_read_pairs(config, name) for name in ("sscp_conv_kernel_size", "sscp_conv_stride_size"))
     convolution_tables = [
         {"channels": channel_count, "kernel": kernel_size, "stride": stride}
-        for channel_count, kernel_size, stride in zip(channels, kernel_sizes, strides, strict=True)
+        for channel_count, kernel_size, stride in zip(channel_counts, kernel_sizes, strides, strict=True)
     ]
     norm = layernorm(config.number("sscp_conv_group_norm_eps"), bias=False)
     num_mel_bins = config.integer("input_feat_size")

@@ -34,9 +34,11 @@ def _read_glm4v(root_config: Config, config: Config, text_hidden_size: int) -> T
     norm = rmsnorm(config.number("rms_norm_eps"))
     attention = self_attention(config, "num_heads", **ROTARY_POSITION, **attention_biases(config, QKV_BIASES))
     block = layer_table(attention, glu(config, ffn_width=config.integer("out_hidden_size")), norm)
-    stack = {"embedding_norm": norm, "final_norm": norm}
+    stack_fields = {"embedding_norm": norm, "final_norm": norm}
     merger_width = config.integer("intermediate_size")
-    return _encoder_with_merger(config, block, stack, merger_width, positions={"rows": patches_per_side(config) ** 2})
+    return _encoder_with_merger(
+        config, block, stack_fields, merger_width, positions={"rows": patches_per_side(config) ** 2}
+    )
 
 
 def _read_glm_ocr(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -63,7 +65,9 @@ def _encoder_with_qk_norm(config: Config, merger_width: int, has_clamped_gate: b
     return _encoder_with_merger(config, layer_table(attention, ffn, norm), {"final_norm": norm}, merger_width)
 
 
-def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_width: int, **encoder_fields: Any) -> Table:
+def _encoder_with_merger(
+    config: Config, block: Table, stack_fields: Table, merger_width: int, **encoder_fields: Any
+) -> Table:
     """Returns the encoder, the linear layer that merges square patch blocks, and a gated FFN."""
     hidden_size = config.integer("hidden_size")
     output_width = config.integer("out_hidden_size")
@@ -85,7 +89,7 @@ def _encoder_with_merger(config: Config, block: Table, stack: Table, merger_widt
         config,
         block,
         depth_field="depth",
-        stack=stack,
+        stack=stack_fields,
         patch_fields=patch_fields,
         image=image_resizing,
         **encoder_fields,

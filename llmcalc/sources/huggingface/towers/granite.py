@@ -19,22 +19,22 @@ def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: 
     """Reads Granite Speech, whose Q-Former may read outputs of other layers in addition to the last layer's output."""
     concatenated_layers = 1 + _count_of_concatenated_layers(config)
     hidden_size = config.integer("hidden_dim")
-    heads = config.integer("num_heads")
-    window = root_config.integer("window_size")
-    query_count = root_config.quotient("downsample_rate", window, root_config.integer("downsample_rate"))
-    head_dim = config.optional_integer("dim_head") or config.quotient("num_heads", hidden_size, heads)
+    head_count = config.integer("num_heads")
+    window_size = root_config.integer("window_size")
+    query_count = root_config.quotient("downsample_rate", window_size, root_config.integer("downsample_rate"))
+    head_dim = config.optional_integer("dim_head") or config.quotient("num_heads", hidden_size, head_count)
     audio_framing = {
         "type": "recording",
         "window": FIRST_FRAME_SAMPLES,
         "hop": FRAME_SAMPLES,
-        "frames_per_token": window,
+        "frames_per_token": window_size,
     }
     tower = {
         "type": "ctc_conformer",
         "input_size": config.integer("input_dim"),
         "hidden_size": hidden_size,
         "num_hidden_layers": config.integer("num_layers"),
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         "head_dim": head_dim,
         "block": config.integer("context_size"),
         "max_distance": config.integer("max_pos_emb"),
@@ -47,7 +47,7 @@ def _read_granite_speech(root_config: Config, config: Config, text_hidden_size: 
     }
     feature_width = concatenated_layers * hidden_size
     qformer_config = root_config.section("projector_config", QFORMER_DEFAULTS)
-    resampler = qformer(qformer_config, feature_width, query_count, window, config)
+    resampler = qformer(qformer_config, feature_width, query_count, window_size, config)
     projector_table = projector(
         feature_width, (text_hidden_size, True, "identity"), resampler=resampler, encoder_layers=concatenated_layers
     )
@@ -68,14 +68,14 @@ def qformer(
     qformer_config: Config,
     encoder_width: int,
     query_count: int,
-    window: int | None,
+    window_size: int | None,
     parent_config: Config,
     text_model_type: str = "",
 ) -> Table:
     """Returns the Q-Former that a config section describes.
 
     text_model_type: the section's model type if its queries read text, too; BLIP-2's, without text, by default.
-    window: the positions of audio that a copy of the queries reads; None for all patches of an image.
+    window_size: the positions of audio that a copy of the queries reads; None for all patches of an image.
     parent_config: the config that collects the section's unknown fields.
     """
     qformer_config.require("model_type", text_model_type or "blip_2_qformer")
@@ -86,8 +86,8 @@ def qformer(
         text_fields["text_positions"] = qformer_config.integer("max_position_embeddings")
     else:
         qformer_config.require("use_qformer_text_input", False)
-    hidden_size, heads = qformer_config.integer("hidden_size"), qformer_config.integer("num_attention_heads")
-    qformer_config.quotient("num_attention_heads", hidden_size, heads)
+    hidden_size, head_count = qformer_config.integer("hidden_size"), qformer_config.integer("num_attention_heads")
+    qformer_config.quotient("num_attention_heads", hidden_size, head_count)
     depth = qformer_config.integer("num_hidden_layers")
     cross_attention_period = qformer_config.integer("cross_attention_frequency")
     feed_forward = mlp(qformer_config.integer("intermediate_size"), qformer_config.choice(ACTIVATIONS, "hidden_act"))
@@ -96,7 +96,7 @@ def qformer(
         "queries": query_count,
         "hidden_size": hidden_size,
         "num_hidden_layers": depth,
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         "input_size": encoder_width,
         "reading_layers": list(range(0, depth, cross_attention_period)),
         "feed_forward": feed_forward,
@@ -104,7 +104,7 @@ def qformer(
         **text_fields,
     }
     qformer_config.finish(QFORMER_FIELDS, parent_config)
-    return qformer_fields if window is None else {**qformer_fields, "window": window}
+    return qformer_fields if window_size is None else {**qformer_fields, "window": window_size}
 
 
 GRANITE_DEFAULTS: Table = class_defaults("granite_speech_encoder")

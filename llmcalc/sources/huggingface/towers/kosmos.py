@@ -17,9 +17,9 @@ from .siglip import clip_encoder
 def _image_to_text(root_config: Config, encoder_width: int, text_hidden_size: int, **projector_fields: object) -> Table:
     """Returns KOSMOS's projectors: a linear layer, and learned queries that attend to its output and each other."""
     text_config = root_config.section("text_config", {"attention_heads": 32})
-    heads = text_config.integer("attention_heads", "num_attention_heads")
-    head_dim = text_config.quotient("attention_heads", text_hidden_size, heads)
-    attention = {"num_attention_heads": heads, "head_dim": head_dim, **biases(True, *QKVO_BIASES)}
+    head_count = text_config.integer("attention_heads", "num_attention_heads")
+    head_dim = text_config.quotient("attention_heads", text_hidden_size, head_count)
+    attention = {"num_attention_heads": head_count, "head_dim": head_dim, **biases(True, *QKVO_BIASES)}
     resampler = {
         "queries": root_config.integer("latent_query_num"),
         "hidden_size": text_hidden_size,
@@ -43,8 +43,8 @@ def _read_kosmos2(root_config: Config, config: Config, text_hidden_size: int) ->
 
 def _page_encoder(config: Config, ffn_width: int, head_dim: int, positions: int) -> Table:
     """Returns Pix2Struct's encoder: T5's layers without biases; vectors encode a patch's row and column."""
-    norm, heads = rmsnorm(config.number("layer_norm_eps")), config.integer("num_attention_heads")
-    attention = {"num_attention_heads": heads, "head_dim": head_dim}
+    norm, head_count = rmsnorm(config.number("layer_norm_eps")), config.integer("num_attention_heads")
+    attention = {"num_attention_heads": head_count, "head_dim": head_dim}
     ffn = glu(config, ffn_width=ffn_width, activation_field="dense_act_fn")
     return vision_transformer(
         config.with_fields(patch_size=1),

@@ -208,16 +208,19 @@ def _read_idefics2(root_config: Config, config: Config, text_hidden_size: int) -
     perceiver_config = root_config.section("perceiver_config", PERCEIVER_DEFAULTS)
     ffn_width = text_config.integer("intermediate_size")
     gated_layer = {"size": 2 * ffn_width, "hidden_act": text_config.choice(ACTIVATIONS, "hidden_act"), "gated": True}
-    heads, kv_heads = perceiver_config.integer("resampler_n_heads"), perceiver_config.integer("num_key_value_heads")
-    perceiver_config.quotient("num_key_value_heads", heads, kv_heads)
-    attention: Table = {"num_attention_heads": heads, "head_dim": perceiver_config.integer("resampler_head_dim")}
+    head_count, kv_head_count = (
+        perceiver_config.integer("resampler_n_heads"),
+        perceiver_config.integer("num_key_value_heads"),
+    )
+    perceiver_config.quotient("num_key_value_heads", head_count, kv_head_count)
+    attention: Table = {"num_attention_heads": head_count, "head_dim": perceiver_config.integer("resampler_head_dim")}
     hidden_act = perceiver_config.choice(ACTIVATIONS, "hidden_act")
     resampler = {
         "type": "perceiver",
         "queries": perceiver_config.integer("resampler_n_latents"),
         "hidden_size": text_hidden_size,
         "num_hidden_layers": perceiver_config.integer("resampler_depth"),
-        "attention": {**attention, **({} if kv_heads == heads else {"num_key_value_heads": kv_heads})},
+        "attention": {**attention, **({} if kv_head_count == head_count else {"num_key_value_heads": kv_head_count})},
         "feed_forward": {"intermediate_size": 4 * text_hidden_size, "hidden_act": hidden_act, "gated": True},
         "norm": rmsnorm(perceiver_config.number("rms_norm_eps")),
     }

@@ -55,9 +55,9 @@ def _block_group(*blocks: Table, repeat_count: int = 1) -> Table:
     return {"blocks": list(blocks), "repeat": repeat_count}
 
 
-def _inverted_bottleneck(channels: int, inner_channels: int, **layer_fields: Any) -> Table:
-    return {"type": "inverted", "channels": channels, "intermediate_size": inner_channels, **layer_fields}
+def _inverted_bottleneck(channel_count: int, inner_channels: int, **layer_fields: Any) -> Table:
+    return {"type": "inverted", "channels": channel_count, "intermediate_size": inner_channels, **layer_fields}
 
 
-def _attention(heads: int, head_dim: int, **layer_fields: Any) -> Table:
-    return {"type": "attention", "num_attention_heads": heads, "head_dim": head_dim, **layer_fields}
+def _attention(head_count: int, head_dim: int, **layer_fields: Any) -> Table:
+    return {"type": "attention", "num_attention_heads": head_count, "head_dim": head_dim, **layer_fields}

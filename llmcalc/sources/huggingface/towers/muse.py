@@ -15,7 +15,9 @@ def _read_muse(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     """Reads Muse's encoder: layers between two norms, two linear layers over merged patches, and a third one."""
     hidden_size, merge_size, depth = config.integer_fields("hidden_size", "merge_size", "num_hidden_layers").values()
     window_side, norm = config.integer("pos_emb_height"), layernorm(config.number("layer_norm_eps"))
-    default_kinds = ["window" if (index + 1) % 4 and index != depth - 1 else "full" for index in range(depth)]
+    default_kinds = [
+        "window" if (layer_index + 1) % 4 and layer_index != depth - 1 else "full" for layer_index in range(depth)
+    ]
     layer_kinds = listed_kinds(config, "layer_types", LAYER_TYPES, default_kinds)
     window_changes: Table = {"full": {}, "window": {"attention": {"grid_window": window_side}}}
     tower = vision_transformer(

@@ -20,15 +20,17 @@ def _chunked_encoder(
     config: Config, stem_table: Table, chunk_frames: int, audio_framing: Table, **attention_fields: Any
 ) -> Table:
     """Returns an audio encoder whose layers attend within windows of `chunk_frames` positions."""
-    heads = self_attention(config, "encoder_attention_heads", "d_model", grid_window=chunk_frames, **attention_fields)
+    attention_table = self_attention(
+        config, "encoder_attention_heads", "d_model", grid_window=chunk_frames, **attention_fields
+    )
     ffn = mlp(config.integer("encoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
-    stack = {
+    stack_fields = {
         "num_hidden_layers": config.integer("encoder_layers"),
-        "block": layer_table(heads, ffn, layernorm()),
+        "block": layer_table(attention_table, ffn, layernorm()),
         "stem": stem_table,
         "position": {"type": "sinusoidal"},
     }
-    return {"type": "audio", "hidden_size": config.integer("d_model"), "stack": stack, "audio": audio_framing}
+    return {"type": "audio", "hidden_size": config.integer("d_model"), "stack": stack_fields, "audio": audio_framing}
 
 
 def _read_qwen2_5_audio(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -62,13 +64,13 @@ def _qwen3_audio_towers(config: Config, text_hidden_size: int, has_whole_chunks:
 
     text_hidden_size: that of the output. has_whole_chunks: whether a recording shorter than a chunk is padded to one.
     """
-    chunk_frames, channels = 2 * config.integer("n_window"), config.integer("downsample_hidden_size")
+    chunk_frames, channel_count = 2 * config.integer("n_window"), config.integer("downsample_hidden_size")
     window_chunks = config.integer("n_window_infer") // chunk_frames
     if not window_chunks:
         raise config.field_error("n_window_infer", f"{chunk_frames} or more, the frames of a chunk")
     subsampling_table = {
         "num_mel_bins": config.integer("num_mel_bins"),
-        "convolutions": [{"channels": channels, "bias": True}] * 3,
+        "convolutions": [{"channels": channel_count, "bias": True}] * 3,
         "hidden_act": "gelu",
         "chunk": chunk_frames,
         "whole_chunks": has_whole_chunks,

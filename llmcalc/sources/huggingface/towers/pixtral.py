@@ -39,8 +39,10 @@ def pixtral_encoder(config: Config) -> Table:
     """Returns Pixtral's encoder: an initial norm and gated layers without biases."""
     norm = rmsnorm(1e-5)
     block = layer_table(self_attention(config, **ROTARY_POSITION), glu(config), norm)
-    stack = {"embedding_norm": norm}
-    return vision_transformer(config, block, stack=stack, patch_fields={"num_channels": config.integer("num_channels")})
+    stack_fields = {"embedding_norm": norm}
+    return vision_transformer(
+        config, block, stack=stack_fields, patch_fields={"num_channels": config.integer("num_channels")}
+    )
 
 
 def _read_mistral3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
@@ -110,16 +112,17 @@ def _read_llama4(root_config: Config, config: Config, text_hidden_size: int) -> 
 
 def _read_lfm3(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads LFM3-VL: gated convolutions over the grid of patches, and some attention layers."""
-    norm, kv_heads = rmsnorm(config.number("norm_eps")), config.integer("num_key_value_heads")
-    config.quotient("num_key_value_heads", config.integer("num_attention_heads"), kv_heads)
-    attention = self_attention(config, num_key_value_heads=kv_heads, **ROTARY_POSITION, **qk_norm_fields(norm))
+    norm, kv_head_count = rmsnorm(config.number("norm_eps")), config.integer("num_key_value_heads")
+    config.quotient("num_key_value_heads", config.integer("num_attention_heads"), kv_head_count)
+    attention = self_attention(config, num_key_value_heads=kv_head_count, **ROTARY_POSITION, **qk_norm_fields(norm))
     kernel_size = config.integer("conv_kernel_size")
     if kernel_size % 2 == 0:
         raise config.error("conv_kernel_size", kernel_size, "an odd number")
     conv = {"type": "short_conv", "conv_L_cache": kernel_size, "grid": True}
     mixers: Table = {"conv": conv, "full": {"type": "attention", **attention}}
     default_layer_kinds = [
-        "conv" if index < 2 or index % 2 else "full" for index in range(config.integer("num_hidden_layers"))
+        "conv" if layer_index < 2 or layer_index % 2 else "full"
+        for layer_index in range(config.integer("num_hidden_layers"))
     ]
     layer_kinds = listed_kinds(config, "layer_types", {"conv": "conv", "full_attention": "full"}, default_layer_kinds)
     ffn = {"intermediate_size": config.integer("intermediate_size"), "hidden_act": "silu", "gated": True}

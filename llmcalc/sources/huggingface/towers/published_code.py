@@ -130,10 +130,10 @@ def _read_rice(root_config: Config, config: Config, text_hidden_size: int) -> Ta
     config.notes.append(
         f"class_pos_emb: the learned angles of the class vector are not counted: {angle_count} parameters"
     )
-    stack = {"embedding_norm": norm}
+    stack_fields = {"embedding_norm": norm}
     patch_fields = {"num_channels": config.integer("in_channels")}
     tower = vision_transformer(
-        config, block, depth_field="depth", stack=stack, patch_fields=patch_fields, class_embedding=True
+        config, block, depth_field="depth", stack=stack_fields, patch_fields=patch_fields, class_embedding=True
     )
     inner_width = hidden_size * merge_size * merge_size
     merger = projector(
@@ -386,8 +386,8 @@ def _read_qwen_vl(root_config: Config, config: Config, text_hidden_size: int) ->
     config.require("output_dim", text_hidden_size)
     norm, position_table = layernorm(1e-6), {"rows": QWEN_VL_ROWS}
     usual_config, block = _with_width_fields(config, norm)
-    stack = {"embedding_norm": norm}
-    tower = vision_transformer(usual_config, block, depth_field="layers", stack=stack, positions=position_table)
+    stack_fields = {"embedding_norm": norm}
+    tower = vision_transformer(usual_config, block, depth_field="layers", stack=stack_fields, positions=position_table)
     resampler = _query_projector(config, config.integer("width"), text_hidden_size, config.integer("n_queries"), True)
     return {"visual": tower, "resampler": resampler}
 

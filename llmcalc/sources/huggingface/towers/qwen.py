@@ -95,10 +95,10 @@ def _window_stack(config: Config) -> Table:
 def _read_exaone(root_config: Config, config: Config, text_hidden_size: int) -> Table:
     """Reads EXAONE 4.5: like Qwen2.5-VL, with fewer heads of keys and values than of queries."""
     towers = read_qwen2_5(root_config, config, text_hidden_size)
-    heads, kv_heads = config.integer("num_heads"), config.integer("num_key_value_heads")
-    config.quotient("num_key_value_heads", heads, kv_heads)
+    head_count, kv_head_count = config.integer("num_heads"), config.integer("num_key_value_heads")
+    config.quotient("num_key_value_heads", head_count, kv_head_count)
     attention = towers["visual"]["stack"]["block"]["attention"]
-    attention["num_key_value_heads"] = kv_heads
+    attention["num_key_value_heads"] = kv_head_count
     return towers
 
 
@@ -249,8 +249,8 @@ def _read_minimax(root_config: Config, config: Config, text_hidden_size: int) ->
         "marks": 2,
     }
     layer = biased_layer(config, norm, **ROTARY_POSITION)
-    stack = {"embedding_norm": norm}
-    tower = vision_transformer(config, layer, stack=stack, patch_fields=patch_fields, image=image_resizing)
+    stack_fields = {"embedding_norm": norm}
+    tower = vision_transformer(config, layer, stack=stack_fields, patch_fields=patch_fields, image=image_resizing)
     linear_layers = two_linear_layers(text_hidden_size, inner_width=projector_width)
     return {
         "vision_tower": tower,

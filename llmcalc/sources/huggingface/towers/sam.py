@@ -24,15 +24,15 @@ def _sam_encoder(config: Config, halving_channels: list[int], ffn_width: int) ->
     grid_side = patches_per_side(config)
     depth = config.integer("num_hidden_layers")
     hidden_size = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
-    config.quotient("num_attention_heads", hidden_size, heads)
+    head_count = config.integer("num_attention_heads")
+    config.quotient("num_attention_heads", hidden_size, head_count)
     return {
         "type": "sam",
         "hidden_size": hidden_size,
         "patches": {**config.integer_fields("patch_size", "num_channels"), "bias": True},
         "grid": grid_side,
         "num_hidden_layers": depth,
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         "qkv_bias": config.flag("qkv_bias"),
         "window_size": config.integer("window_size"),
         "global_layers": [layer_index for layer_index in config.integers("global_attn_indexes") if layer_index < depth],
@@ -65,10 +65,10 @@ def _read_formula_net(root_config: Config, config: Config, text_hidden_size: int
     config.require("post_conv_in_channels", config.integer("output_channels"))
     config.require("decoder_hidden_size", text_hidden_size)
     width = config.integer("post_conv_out_channels")
-    channels = [config.integer("post_conv_mid_channels"), width]
+    channel_counts = [config.integer("post_conv_mid_channels"), width]
     linear_layers = (width, True, "identity"), (text_hidden_size, True, "identity")
     return {
-        "vision_tower": _sam_encoder(config, channels, config.integer("mlp_dim")),
+        "vision_tower": _sam_encoder(config, channel_counts, config.integer("mlp_dim")),
         "multi_modal_projector": projector(width, *linear_layers),
     }
 
@@ -82,18 +82,18 @@ def _read_ocr(config: Config, reader_config: Config, reader: Table, text_hidden_
     """
     output_parts, channels_by_default = (1, [512, 896]) if reader.get("queries") else (2, [512, 1024])
     sam_config = config.section("sam_config", {**SAM_DEFAULTS, "downsample_channels": channels_by_default})
-    channels = sam_config.integers("downsample_channels")
-    if len(channels) != 2 or channels[1] != reader_config.integer("hidden_size"):
+    channel_counts = sam_config.integers("downsample_channels")
+    if len(channel_counts) != 2 or channel_counts[1] != reader_config.integer("hidden_size"):
         raise sam_config.error(
-            "downsample_channels", channels, f"two widths, the second {reader_config.integer('hidden_size')}"
+            "downsample_channels", channel_counts, f"two widths, the second {reader_config.integer('hidden_size')}"
         )
-    tower = _sam_encoder(sam_config, channels, _inner_width(sam_config))
+    tower = _sam_encoder(sam_config, channel_counts, _inner_width(sam_config))
     for section_config in (sam_config, reader_config):
         section_config.finish(IGNORED_FIELDS | OCR_FIELDS, config)
     linear_layer = (text_hidden_size, True, "identity")
     return {
-        "vision_tower": {**tower, "reader": {"hidden_size": channels[1], **reader}},
-        "multi_modal_projector": projector(output_parts * channels[1], linear_layer, output_marks=output_parts),
+        "vision_tower": {**tower, "reader": {"hidden_size": channel_counts[1], **reader}},
+        "multi_modal_projector": projector(output_parts * channel_counts[1], linear_layer, output_marks=output_parts),
     }
 
 
@@ -101,13 +101,13 @@ def _read_deepseek_ocr2(root_config: Config, config: Config, text_hidden_size: i
     """Reads DeepSeek-OCR 2: Qwen2's layers over SAM's output and learned queries, for images of 1024 and 768 pixels."""
     reader_config = config.section("encoder_config", OCR_QUERIES)
     norm = rmsnorm(reader_config.number("rms_norm_eps"))
-    kv_heads = reader_config.optional_integer("num_key_value_heads")
-    kv_field: Table = {} if kv_heads is None else {"num_key_value_heads": kv_heads}
+    kv_head_count = reader_config.optional_integer("num_key_value_heads")
+    kv_field: Table = {} if kv_head_count is None else {"num_key_value_heads": kv_head_count}
     attention = self_attention(reader_config, **ROTARY_POSITION, **biases(True, *QKV_BIASES), **kv_field)
     block = layer_table(attention, glu(reader_config), norm)
-    stack = {"num_hidden_layers": reader_config.integer("num_hidden_layers"), "block": block, "final_norm": norm}
+    stack_fields = {"num_hidden_layers": reader_config.integer("num_hidden_layers"), "block": block, "final_norm": norm}
     queries, other_queries = OCR_QUERY_COUNTS
-    reader = {"stack": stack, "queries": queries, "other_queries": other_queries}
+    reader = {"stack": stack_fields, "queries": queries, "other_queries": other_queries}
     return _read_ocr(config, reader_config, reader, text_hidden_size)
 
 
@@ -120,12 +120,12 @@ def _read_unlimited_ocr(root_config: Config, config: Config, text_hidden_size: i
         return read_published_ocr(root_config, config, text_hidden_size)
     reader_config = config.section("encoder_config", CLIP_LARGE_DEFAULTS)
     norm = layernorm(reader_config.number("layer_norm_eps"))
-    stack = {
+    stack_fields = {
         "num_hidden_layers": reader_config.integer("num_hidden_layers"),
         "block": biased_layer(reader_config, norm),
         "embedding_norm": norm,
     }
-    reader = {"stack": stack, "positions": patches_per_side(reader_config) ** 2 + 1}
+    reader = {"stack": stack_fields, "positions": patches_per_side(reader_config) ** 2 + 1}
     return _read_ocr(config, reader_config, reader, text_hidden_size)
 
 
@@ -148,10 +148,10 @@ def read_published_ocr(root_config: Config, config: Config, text_hidden_size: in
         )
         return towers
     code_sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}
-    heads = {"num_attention_heads": 14, "num_key_value_heads": 2}
+    head_fields = {"num_attention_heads": 14, "num_key_value_heads": 2}
     return _read_deepseek_ocr2(
         root_config,
-        config.with_fields(encoder_config={**code_sizes, **heads}),
+        config.with_fields(encoder_config={**code_sizes, **head_fields}),
         text_hidden_size,
     )
 
@@ -160,8 +160,8 @@ def _read_hybrid(root_config: Config, config: Config, text_hidden_size: int) -> 
     """Reads DeepSeek-VL with two encoders: SigLIP, SAM with a second output convolution, and joining linear layers."""
     sam_config = root_config.section("high_res_vision_config", SAM_DEFAULTS)
     sam_config.require("model_type", "sam_vision_model")
-    channels = sam_config.integer("output_channels")
-    encoder = _sam_encoder(sam_config, [2 * channels, 4 * channels], _inner_width(sam_config))
+    channel_count = sam_config.integer("output_channels")
+    encoder = _sam_encoder(sam_config, [2 * channel_count, 4 * channel_count], _inner_width(sam_config))
     high_resolution_encoder = {**encoder, "second_neck": True}
     sam_config.finish(IGNORED_FIELDS, config)
     half_width_layer = (text_hidden_size // 2, True, "gelu")
@@ -169,7 +169,7 @@ def _read_hybrid(root_config: Config, config: Config, text_hidden_size: int) -> 
         "vision_model": siglip_encoder(config),
         "vision_aligner": projector(config.integer("hidden_size"), half_width_layer),
         "high_res_vision_model": high_resolution_encoder,
-        "high_res_vision_aligner": projector(4 * channels, half_width_layer),
+        "high_res_vision_aligner": projector(4 * channel_count, half_width_layer),
         "aligner": projector(2 * (text_hidden_size // 2), (text_hidden_size, True, "identity"), encoders=2),
     }
 

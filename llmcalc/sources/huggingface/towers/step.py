@@ -41,7 +41,7 @@ def _read_step(root_config: Config, config: Config, text_hidden_size: int) -> Ta
         positions={"rows": patches_per_side(config) ** 2},
     )
     halving_convolutions = [
-        {"size": channels, "bias": True, "halves": True} for channels in (2 * hidden_size, 4 * hidden_size)
+        {"size": channel_count, "bias": True, "halves": True} for channel_count in (2 * hidden_size, 4 * hidden_size)
     ]
     linear_layer = (text_hidden_size, root_config.flag("projector_bias"), "identity")
     return {

@@ -62,10 +62,10 @@ def _read_transcribe(root_config: Config, config: Config, text_hidden_size: int)
 
 def _stack(config: Config, has_qk_norm: bool) -> Table:
     """Returns layers between two norms. has_qk_norm: whether queries and keys are normalized."""
-    heads, norm = config.integer("num_attention_heads"), layernorm()
-    config.require_if_present("num_key_value_heads", heads)
-    position = rope(config, default_rotary_fraction=0.5 if has_qk_norm else 1.0)
-    attention = self_attention(config, o_bias=True, position=position)
+    head_count, norm = config.integer("num_attention_heads"), layernorm()
+    config.require_if_present("num_key_value_heads", head_count)
+    position_encoding = rope(config, default_rotary_fraction=0.5 if has_qk_norm else 1.0)
+    attention = self_attention(config, o_bias=True, position=position_encoding)
     attention |= qk_norm_fields(norm) if has_qk_norm else {}
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
     block = layer_table(attention, ffn, norm)

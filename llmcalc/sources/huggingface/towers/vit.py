@@ -40,9 +40,7 @@ def _read_vit(root_config: Config, config: Config, text_hidden_size: int) -> Tab
 
 
 def _projector_to_decoder(root_config: Config, hidden_size: int, text_hidden_size: int) -> Table:
-    """Returns the projection to the decoder's width; empty if the widths are equal or cross-attention reads the
-    encoder's.
-    """
+    """Returns the projection to the decoder's width; empty if none is needed."""
     decoder_fields = root_config.table("decoder")
     if hidden_size != text_hidden_size and decoder_fields.get("cross_attention_hidden_size") is None:
         return {"enc_to_dec_projector": projector(hidden_size, (text_hidden_size, True, "identity"))}

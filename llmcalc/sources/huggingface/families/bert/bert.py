@@ -45,15 +45,17 @@ def read_bert(config: Config) -> Table:
     """Reads BERT and models with the same config fields: post-norm layers, a pooler, segments."""
     scores_pretraining = has_pretraining_head(config)
     is_present = config.head_kind == "none" or scores_sequences(config) or scores_pretraining
-    head = bert_head(config, bert_activation(config))
+    head_fields = bert_head(config, bert_activation(config))
     score_count = 2 if scores_pretraining else None
-    return encoder(config, bert_block(config), bert_stack(config), head, {}, **pooler(is_present, score_count))
+    return encoder(config, bert_block(config), bert_stack(config), head_fields, {}, **pooler(is_present, score_count))
 
 
 def _read_roberta(config: Config) -> Table:
     score_head, has_pooler = score_head_and_pooler(config)
-    stack = bert_stack(config, padded_positions(config))
-    return encoder(config, bert_block(config), stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
+    stack_fields = bert_stack(config, padded_positions(config))
+    return encoder(
+        config, bert_block(config), stack_fields, bert_head(config, "gelu"), score_head, **pooler(has_pooler)
+    )
 
 
 def _model_with_pre_norm(config: Config, model_fields: Table, has_embedding_norm: bool = False) -> Table:
@@ -61,19 +63,21 @@ def _model_with_pre_norm(config: Config, model_fields: Table, has_embedding_norm
 
     has_embedding_norm: whether the norm after the embeddings is kept; default False.
     """
-    stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
-    stack["block"]["norm_placement"] = "pre"
-    stack["final_norm"] = layernorm(config.number("layer_norm_eps"))
+    stack_fields = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
+    stack_fields["block"]["norm_placement"] = "pre"
+    stack_fields["final_norm"] = layernorm(config.number("layer_norm_eps"))
     if not has_embedding_norm:
-        del stack["embedding_norm"]
+        del stack_fields["embedding_norm"]
     return model_fields
 
 
 def _read_distilbert(config: Config) -> Table:
     norm = layernorm(1e-12)
-    stack = {"position": bert_positions(config), "embedding_norm": norm}
+    stack_fields = {"position": bert_positions(config), "embedding_norm": norm}
     block = bert_block(config, norm)
-    return encoder(config, block, stack, bert_head(config, bert_activation(config), norm), bert_score_head("relu"))
+    return encoder(
+        config, block, stack_fields, bert_head(config, bert_activation(config), norm), bert_score_head("relu")
+    )
 
 
 def _read_electra(config: Config) -> Table:
@@ -82,11 +86,11 @@ def _read_electra(config: Config) -> Table:
         config.require("summary_use_proj", True)
     if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
         transform = {"hidden_act": bert_activation(config), "norm": None}
-        head = {"type": "classification", "num_labels": 1, "over": "token", "transform": transform}
-        model_fields = {**model_fields, "head": head}
-    stack = {**bert_stack(config), **input_size(model_fields)}
+        head_fields = {"type": "classification", "num_labels": 1, "over": "token", "transform": transform}
+        model_fields = {**model_fields, "head": head_fields}
+    stack_fields = {**bert_stack(config), **input_size(model_fields)}
     return encoder(
-        config, bert_block(config), stack, bert_head(config, "gelu"), bert_score_head("gelu"), **model_fields
+        config, bert_block(config), stack_fields, bert_head(config, "gelu"), bert_score_head("gelu"), **model_fields
     )
 
 
@@ -99,7 +103,11 @@ def _read_albert(config: Config) -> Table:
         raise config.error("num_hidden_groups", group_count, f"at most num_hidden_layers ({depth})")
     if depth * layers_per_group > MAX_LAYERS:
         raise config.error("inner_group_num", layers_per_group, f"at most {MAX_LAYERS} layers in all")
-    stack: Table = {**bert_stack(config), "num_hidden_layers": depth * layers_per_group, "shared_layers": ["block"]}
+    stack_fields: Table = {
+        **bert_stack(config),
+        "num_hidden_layers": depth * layers_per_group,
+        "shared_layers": ["block"],
+    }
     if group_count * layers_per_group > 1:
         layer_kinds = [
             f"group{int(layer_index / (depth / group_count))}_{group_layer}"
@@ -107,7 +115,7 @@ def _read_albert(config: Config) -> Table:
             for group_layer in range(layers_per_group)
         ]
         distinct_kinds = list(dict.fromkeys(layer_kinds))
-        stack |= {
+        stack_fields |= {
             "variants": {layer_kind: {} for layer_kind in distinct_kinds},
             "first_layers": layer_kinds,
             "pattern": layer_kinds[-1:],
@@ -117,17 +125,19 @@ def _read_albert(config: Config) -> Table:
     is_present = config.head_kind == "none" or scores_sequences(config) or has_pretraining
     pooler_table = pooler(is_present, class_count(config) if has_pretraining else None)
     model_fields = {**embedding_size(config, is_always_set=True), **pooler_table}
-    head = bert_head(config, bert_activation(config))
-    return encoder(config, bert_block(config), {**stack, **input_size(model_fields)}, head, {}, **model_fields)
+    head_fields = bert_head(config, bert_activation(config))
+    return encoder(
+        config, bert_block(config), {**stack_fields, **input_size(model_fields)}, head_fields, {}, **model_fields
+    )
 
 
 def _read_fnet(config: Config) -> Table:
     """Reads FNet: a Fourier transform in place of attention, and a projection of the embeddings."""
     block = {"attention": {"type": "fourier"}, **_ffn_fields(config)}
     hidden_size, pooler_table = config.integer("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
-    stack = {**bert_stack(config), "input_size": hidden_size}
-    head = bert_head(config, bert_activation(config))
-    return encoder(config, block, stack, head, {}, embedding_size=hidden_size, **pooler_table)
+    stack_fields = {**bert_stack(config), "input_size": hidden_size}
+    head_fields = bert_head(config, bert_activation(config))
+    return encoder(config, block, stack_fields, head_fields, {}, embedding_size=hidden_size, **pooler_table)
 
 
 def _read_big_bird(config: Config) -> Table:
@@ -138,15 +148,15 @@ def _read_big_bird(config: Config) -> Table:
         )
     block_sparse_note(config)
     model_fields = read_bert(config)
-    stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
-    heads = config.integer("num_attention_heads")
-    stack["block"]["attention"] = {
-        "num_attention_heads": heads,
+    stack_fields = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
+    head_count = config.integer("num_attention_heads")
+    stack_fields["block"]["attention"] = {
+        "num_attention_heads": head_count,
         **biases(config.flag("use_bias"), *QKV_BIASES),
         "o_bias": True,
     }
-    if "cross_attention" in stack["block"]:
-        stack["block"]["cross_attention"] = stack["block"]["attention"]
+    if "cross_attention" in stack_fields["block"]:
+        stack_fields["block"]["cross_attention"] = stack_fields["block"]["attention"]
     model_fields |= pooler(True, 2 if has_pretraining_head(config) else None)
     if scores_sequences(config) and not class_name_of_config(config).endswith(MULTIPLE_CHOICE):
         model_fields["head"] |= bert_score_head(bert_activation(config))  # its class has a pooler too
@@ -156,11 +166,11 @@ def _read_big_bird(config: Config) -> Table:
 def _read_mpnet(config: Config) -> Table:
     bias_sizes = config.integer_fields("num_attention_heads", "relative_attention_num_buckets")
     embedding_norm = layernorm(config.number("layer_norm_eps"))
-    stack = {"position": padded_positions(config), "embedding_norm": embedding_norm, "relative_bias": bias_sizes}
+    stack_fields = {"position": padded_positions(config), "embedding_norm": embedding_norm, "relative_bias": bias_sizes}
     score_head, has_pooler = score_head_and_pooler(config)
     block = bert_block(config)
     block["attention"]["float32_softmax"] = False
-    return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
+    return encoder(config, block, stack_fields, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 
 def has_pretraining_head(config: Config) -> bool:
@@ -184,9 +194,9 @@ def bert_block(config: Config, norm: Table | None = None) -> Table:
         "position_embedding_type"
     ):  # earlier versions: relative positions have their own weights; ALiBi of other code has no table
         config.require("position_embedding_type", "absolute")
-    heads = config.integer("num_attention_heads")
-    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
-    return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)}, **_ffn_fields(config, norm)}
+    head_count = config.integer("num_attention_heads")
+    config.quotient("num_attention_heads", config.integer("hidden_size"), head_count)
+    return {"attention": {"num_attention_heads": head_count, **biases(True, *QKVO_BIASES)}, **_ffn_fields(config, norm)}
 
 
 def _ffn_fields(config: Config, norm: Table | None = None) -> Table:
@@ -214,12 +224,12 @@ def padded_positions(config: Config) -> Table:
     return {"type": "learned", "max_position_embeddings": position_rows - first_row, "offset": first_row}
 
 
-def bert_stack(config: Config, position: Table | None = None) -> Table:
+def bert_stack(config: Config, position_encoding: Table | None = None) -> Table:
     """Returns a stack with position, segment and ERNIE's task embeddings, and a norm on their sum."""
     segment_type_count = config.count("type_vocab_size")
     has_task_types = "use_task_id" in config.defaults and config.flag("use_task_id")
     return {
-        "position": position or bert_positions(config),
+        "position": position_encoding or bert_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
         **token_types(segment_type_count, config.integer("task_type_vocab_size") if has_task_types else None),
     }
@@ -236,7 +246,7 @@ def bert_score_head(activation: str) -> Table:
 
 
 def embedding_size(config: Config, is_always_set: bool = False) -> Table:
-    """Returns the width of a factorized embedding if it differs from hidden_size; for ALBERT always."""
+    """Returns the field of a factorized embedding's width; empty if equal to hidden_size, except for ALBERT."""
     embedding_width = config.integer("embedding_size")
     return (
         {"embedding_size": embedding_width} if is_always_set or embedding_width != config.integer("hidden_size") else {}
@@ -256,10 +266,10 @@ OLD_FIELDS = field_names("""
 ERNIE_IGNORED_FIELDS = OLD_FIELDS | {"enable_recompute", "fuse", "pool_act"}
 
 
-def position_offset(config_values: ConfigValues) -> int:
+def position_offset(model_values: ConfigValues) -> int:
     """Returns the number of rows that the position embedding has before position 0."""
-    if isinstance(config_values.first_stack.position, LearnedPositions):
-        return config_values.first_stack.position.offset
+    if isinstance(model_values.first_stack.position, LearnedPositions):
+        return model_values.first_stack.position.offset
     return 0
 
 
@@ -269,22 +279,22 @@ ROBERTA_WRITERS: FieldWriters = {
 }
 
 
-def _task_type_count(config_values: ConfigValues) -> int | None:
+def _task_type_count(model_values: ConfigValues) -> int | None:
     """Returns the number of ERNIE's task types; None without task embeddings."""
-    type_embedding = config_values.first_stack.token_types
+    type_embedding = model_values.first_stack.token_types
     return None if type_embedding is None else type_embedding.task_type_vocab_size
 
 
-def _parameter_owners(config_values: ConfigValues) -> list[int]:
+def _parameter_owners(model_values: ConfigValues) -> list[int]:
     """Returns for each layer the index of the first layer with the same parameters."""
-    layer_kinds = config_values.first_stack.layer_names()
+    layer_kinds = model_values.first_stack.layer_names()
     first_layer_by_kind = {layer_kind: layer_kinds.index(layer_kind) for layer_kind in dict.fromkeys(layer_kinds)}
     return [first_layer_by_kind[layer_kind] for layer_kind in layer_kinds]
 
 
-def _layers_per_group(config_values: ConfigValues) -> int:
+def _layers_per_group(model_values: ConfigValues) -> int:
     """Returns how many layers in sequence form an ALBERT group."""
-    first_layers_of_kinds = _parameter_owners(config_values)
+    first_layers_of_kinds = _parameter_owners(model_values)
     group_starts = [
         layer_index for layer_index, first_layer_of_kind in enumerate(first_layers_of_kinds) if first_layer_of_kind == 0
     ]

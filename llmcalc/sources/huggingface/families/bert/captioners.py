@@ -17,10 +17,12 @@ from ...parts import IDLE_CROSS_ATTENTION_NOTE, QKVO_BIASES, Table, biases, deco
 from .bert import SECOND_BIAS, bert_activation, bert_block, bert_head, bert_positions
 
 
-def _caption_decoder(config: Config, head: Table, **cross_fields: Any) -> Table:
-    stack = {"position": bert_positions(config), "embedding_norm": layernorm(config.number("layer_norm_eps"))}
+def _caption_decoder(config: Config, head_fields: Table, **cross_fields: Any) -> Table:
+    stack_fields = {"position": bert_positions(config), "embedding_norm": layernorm(config.number("layer_norm_eps"))}
     has_pooler = architecture_of(config.config_fields) == "BlipTextModel"
-    return decoder(config, {**bert_block(config), **cross_fields}, None, head, stack, **pooler(has_pooler))
+    return decoder(
+        config, {**bert_block(config), **cross_fields}, None, head_fields, stack_fields, **pooler(has_pooler)
+    )
 
 
 def _read_blip_text_model(config: Config) -> Table:

@@ -1,4 +1,4 @@
-"""Text encoders of CLIP and SigLIP, alone as in image-generation pipelines, or together with the image encoder.
+"""CLIP and SigLIP: the text encoder alone (as in image-generation pipelines) or with the image encoder.
 
 Radford et al. 2021 (arXiv:2103.00020), Zhai et al. 2023 (arXiv:2303.15343), Tschannen et al. 2025 (arXiv:2502.14786),
 Chuang et al. 2025 (arXiv:2507.22062). transformers: models/clip, siglip, siglip2 and metaclip_2.
@@ -45,8 +45,8 @@ SINGLE_ENCODER_ENDINGS = ("TextModel", "TextModelWithProjection", "VisionModel",
 def _read_text_encoder(config: Config) -> Table:
     """Reads pre-norm layers with biases and learned positions, whose last norm is followed by no output head."""
     norm = layernorm(config.number("layer_norm_eps"))
-    mixer = full_width_heads(config, **biases(True, *QKVO_BIASES))
-    block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm)
+    token_mixer = full_width_heads(config, **biases(True, *QKVO_BIASES))
+    block = layer_table(token_mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm)
     config.head_kind = "none"
     return decoder(config, block, norm, stack={"position": learned_positions(config)})
 

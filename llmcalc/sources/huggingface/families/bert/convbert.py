@@ -19,18 +19,18 @@ def _read_convbert(config: Config) -> Table:
         config.require(field_name, False)
     if class_name_of_config(config).endswith(MULTIPLE_CHOICE):
         raise config.error("architectures", class_name_of_config(config), "a class that scores tokens or one text")
-    heads = max(1, config.integer("num_attention_heads") // head_ratio)
-    config.quotient("num_attention_heads", hidden_size, 2 * heads)
+    head_count = max(1, config.integer("num_attention_heads") // head_ratio)
+    config.quotient("num_attention_heads", hidden_size, 2 * head_count)
     kernel_size = config.integer("conv_kernel_size")
     if kernel_size % 2 == 0:
         raise config.error("conv_kernel_size", kernel_size, "an odd number: the class adds as many rows as it reads")
-    attention = {"type": "span_convolution", "num_attention_heads": heads, "conv_kernel_size": kernel_size}
+    attention = {"type": "span_convolution", "num_attention_heads": head_count, "conv_kernel_size": kernel_size}
     feed_forward = _grouped_ffn(config, hidden_size)
     block = layer_table(attention, feed_forward, layernorm(config.number("layer_norm_eps")), "post")
     model_fields = embedding_size(config)
-    stack = {**bert_stack(config), **input_size(model_fields)}
-    head = bert_head(config, "gelu")
-    return encoder(config, block, stack, head, bert_score_head(bert_activation(config)), **model_fields)
+    stack_fields = {**bert_stack(config), **input_size(model_fields)}
+    head_fields = bert_head(config, "gelu")
+    return encoder(config, block, stack_fields, head_fields, bert_score_head(bert_activation(config)), **model_fields)
 
 
 def _grouped_ffn(config: Config, hidden_size: int) -> Table:

@@ -27,8 +27,8 @@ def _read_deberta(config: Config) -> Table:
     config.require("talking_head", None, False)
     block, largest_distance = bert_block(config), _largest_distance(config)
     block["attention"].pop("k_bias")
-    position = {"max_relative_positions": largest_distance, "key_bias": False, "within_sequence": True}
-    return _deberta_model(config, block, largest_distance, position, None)
+    position_encoding = {"max_relative_positions": largest_distance, "key_bias": False, "within_sequence": True}
+    return _deberta_model(config, block, largest_distance, position_encoding, None)
 
 
 def _read_deberta_v2(config: Config) -> Table:
@@ -41,9 +41,13 @@ def _read_deberta_v2(config: Config) -> Table:
     bucket_fields = {"position_buckets": bucket_count} if is_json_integer(bucket_count) and bucket_count > 0 else {}
     norm = layernorm(config.number("layer_norm_eps")) if "layer_norm" in _listed_names(config, "norm_rel_ebd") else None
     share_att_key = config.get("share_att_key") is True
-    position: Table = {"max_relative_positions": largest_distance, **bucket_fields, "share_att_key": share_att_key}
+    position_encoding: Table = {
+        "max_relative_positions": largest_distance,
+        **bucket_fields,
+        "share_att_key": share_att_key,
+    }
     position_buckets = bucket_fields.get("position_buckets", largest_distance)
-    return _deberta_model(config, block, position_buckets, position, norm, _side_convolution(config))
+    return _deberta_model(config, block, position_buckets, position_encoding, norm, _side_convolution(config))
 
 
 def _side_convolution(config: Config) -> Table:
@@ -60,7 +64,7 @@ def _deberta_model(
     config: Config,
     block: Table,
     largest_distance: int,
-    position: Table,
+    position_encoding: Table,
     norm: Table | None,
     stack_fields: Table | None = None,
 ) -> Table:
@@ -68,23 +72,23 @@ def _deberta_model(
     if config.has("pooler_hidden_size") and config.integer("pooler_hidden_size") != config.integer("hidden_size"):
         raise config.field_error("pooler_hidden_size", "hidden_size")
     block["attention"]["float32_softmax"] = False
-    stack: Table = {"embedding_norm": layernorm(config.number("layer_norm_eps")), **(stack_fields or {})}
+    encoder_fields: Table = {"embedding_norm": layernorm(config.number("layer_norm_eps")), **(stack_fields or {})}
     if config.flag("position_biased_input"):
-        stack["position"] = bert_positions(config)
-    stack |= token_types(config.count("type_vocab_size"))
+        encoder_fields["position"] = bert_positions(config)
+    encoder_fields |= token_types(config.count("type_vocab_size"))
     if norm is not None and not config.flag("relative_attention"):
         raise config.field_error("norm_rel_ebd", "none without relative_attention")
     if config.flag("relative_attention"):
-        stack["relative_embedding"] = {"span": largest_distance, **({"norm": norm} if norm else {})}
+        encoder_fields["relative_embedding"] = {"span": largest_distance, **({"norm": norm} if norm else {})}
         position_terms = _listed_names(config, "pos_att_type")
         if set(position_terms) - {"c2p", "p2c"}:
             raise config.field_error("pos_att_type", "c2p, p2c or both")
-        if position.get("share_att_key") and len({*position_terms}) < 2:
+        if position_encoding.get("share_att_key") and len({*position_terms}) < 2:
             raise config.field_error("pos_att_type", "c2p and p2c, where share_att_key is true")
-        if position_terms or position.get("share_att_key"):
+        if position_terms or position_encoding.get("share_att_key"):
             block["attention"]["position"] = {
                 "type": "disentangled",
-                **position,
+                **position_encoding,
                 "c2p": "c2p" in position_terms,
                 "p2c": "p2c" in position_terms,
             }
@@ -95,12 +99,12 @@ def _deberta_model(
     model_fields |= (
         {} if position_biased_input else {"max_position_embeddings": config.integer("max_position_embeddings")}
     )
-    head = bert_head(config, bert_activation(config))
-    return encoder(config, block, stack, head, bert_score_head("gelu"), **model_fields)
+    head_fields = bert_head(config, bert_activation(config))
+    return encoder(config, block, encoder_fields, head_fields, bert_score_head("gelu"), **model_fields)
 
 
 def _largest_distance(config: Config) -> int:
-    """Returns the largest relative distance that has an embedding of its own."""
+    """Returns the largest relative distance that has a separate embedding."""
     max_distance = config.get("max_relative_positions")
     if is_json_integer(max_distance) and max_distance > 0:
         return max_distance
@@ -130,20 +134,20 @@ IGNORED_FIELDS = OLD_FIELDS | {
 }
 
 
-def _disentangled_position(config_values: ConfigValues) -> Any:
-    return config_values.part_of_type("disentangled")
+def _disentangled_position(model_values: ConfigValues) -> Any:
+    return model_values.part_of_type("disentangled")
 
 
-def _position_terms(config_values: ConfigValues) -> list[str]:
+def _position_terms(model_values: ConfigValues) -> list[str]:
     try:
-        position = _disentangled_position(config_values)
+        disentangled_scores = _disentangled_position(model_values)
     except AbsentValue:
         return []
-    return [score_term for score_term in ("c2p", "p2c") if getattr(position, score_term)]
+    return [score_term for score_term in ("c2p", "p2c") if getattr(disentangled_scores, score_term)]
 
 
 def _side_convolution_field(field_name: str) -> FieldWriter:
-    return lambda config_values: getattr(require_present(config_values.first_stack.side_convolution), field_name)
+    return lambda model_values: getattr(require_present(model_values.first_stack.side_convolution), field_name)
 
 
 DEBERTA_WRITERS: FieldWriters = {

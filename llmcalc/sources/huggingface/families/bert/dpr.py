@@ -25,12 +25,12 @@ def _read_dpr(config: Config) -> Table:
         )
     config.require("projection_dim", 0)
     config.head_kind = "none"
-    stack = {
+    stack_fields = {
         "position": bert_positions(config),
         "embedding_norm": layernorm(config.number("layer_norm_eps")),
         **token_types(config.count("type_vocab_size")),
     }
-    return encoder(config, bert_block(config), stack, bert_head(config, bert_activation(config)), {})
+    return encoder(config, bert_block(config), stack_fields, bert_head(config, bert_activation(config)), {})
 
 
 FAMILIES = {

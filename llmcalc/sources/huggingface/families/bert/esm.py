@@ -35,17 +35,17 @@ def esm_encoder(config: Config, ffn: Table, stack_fields: Table) -> Table:
             "architectures", class_name_of_config(config), "EsmForMaskedLM or another class without protein folding"
         )
     config.require("is_decoder", False)
-    norm, heads = layernorm(config.number("layer_norm_eps")), config.integer("num_attention_heads")
-    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
-    mixer: Table = {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)}
-    block = layer_table(mixer, ffn, norm)
+    norm, head_count = layernorm(config.number("layer_norm_eps")), config.integer("num_attention_heads")
+    config.quotient("num_attention_heads", config.integer("hidden_size"), head_count)
+    attention_table: Table = {"num_attention_heads": head_count, **biases(True, *QKVO_BIASES)}
+    block = layer_table(attention_table, ffn, norm)
     stack: Table = {"final_norm": norm, **stack_fields}
     model_fields: Table = {**pooler(config.head_kind == "none"), "contact_head": {}}
     position_type = config.get("position_embedding_type")
     if position_type == "absolute":
         stack["position"] = padded_positions(config)
     elif position_type == "rotary":
-        mixer["position"] = rope(config)
+        attention_table["position"] = rope(config)
     config.require("emb_layer_norm_before", None, False, True)
     if config.get("emb_layer_norm_before"):
         stack["embedding_norm"] = norm
@@ -55,10 +55,10 @@ def esm_encoder(config: Config, ffn: Table, stack_fields: Table) -> Table:
 IGNORED_FIELDS = OLD_FIELDS | {"esmfold_config", "hidden_act"}
 
 
-def _position_embedding_type(config_values: ConfigValues) -> str:
-    if config_values.first_stack.position is not None:
+def _position_embedding_type(model_values: ConfigValues) -> str:
+    if model_values.first_stack.position is not None:
         return "absolute"
-    return "rotary" if any(config_values.positions) else "none"
+    return "rotary" if any(model_values.positions) else "none"
 
 
 FAMILIES = {

@@ -12,11 +12,15 @@ from ...parts import Table, attention, attention_biases, encoder, glu, layer_tab
 
 def _read_esmc(config: Config) -> Table:
     config.require("head_dim", config.integer("hidden_size") // config.integer("num_attention_heads"), None)
-    mixer = attention(config, **attention_biases(config), **qk_norm_fields(layernorm(bias=False), "projection"))
-    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), layernorm())
-    head = {"bias": True, "transform": {"hidden_act": "gelu", "norm": layernorm()}}
-    stack = {"final_norm": layernorm(bias=False)}
-    model_fields = encoder(config, block, stack, head, {"transform": {"hidden_act": "tanh", "norm": None}})
+    attention_table = attention(
+        config, **attention_biases(config), **qk_norm_fields(layernorm(bias=False), "projection")
+    )
+    block = layer_table(attention_table, glu(config, config.flag("mlp_bias")), layernorm())
+    head_fields = {"bias": True, "transform": {"hidden_act": "gelu", "norm": layernorm()}}
+    stack_fields = {"final_norm": layernorm(bias=False)}
+    model_fields = encoder(
+        config, block, stack_fields, head_fields, {"transform": {"hidden_act": "tanh", "norm": None}}
+    )
     return {**model_fields, "tie_word_embeddings": False}
 
 

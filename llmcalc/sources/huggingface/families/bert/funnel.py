@@ -33,21 +33,21 @@ MAX_BLOCKS = 8
 def _read_funnel(config: Config) -> Table:
     config.require("attention_type", "relative_shift")
     block_sizes, block_repeats = config.integers("block_sizes"), _block_repeats(config)
-    heads, norm = config.integer("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
+    head_count, norm = config.integer("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
     separates_cls, decoder_depth = config.flag("separate_cls"), config.count("num_decoder_layers")
     class_name, activation = class_name_of_config(config), config.choice(ACTIVATIONS, "hidden_act")
     if class_name.endswith("BaseModel") or scores_sequences(config):
         decoder_depth = 0
     block = {
         "type": "funnel",
-        "attention": {"type": "funnel", "num_attention_heads": heads, "head_dim": config.integer("d_head")},
+        "attention": {"type": "funnel", "num_attention_heads": head_count, "head_dim": config.integer("d_head")},
         "feed_forward": mlp(config.integer("d_inner"), activation),
         "norm": norm,
         "separate_cls": separates_cls,
         "truncate_seq": config.flag("truncate_seq"),
     }
     halves_keys = not config.flag("pool_q_only")
-    stack = {"embedding_norm": norm, **_stack_of_blocks(block_sizes, block_repeats, decoder_depth, halves_keys)}
+    stack_fields = {"embedding_norm": norm, **_stack_of_blocks(block_sizes, block_repeats, decoder_depth, halves_keys)}
     config.fields_read.add("pooling_type")
     score_head: Table = {"over": "token"}
     if scores_sequences(config) or class_name.endswith(MULTIPLE_CHOICE):
@@ -56,7 +56,7 @@ def _read_funnel(config: Config) -> Table:
     if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
         transform = {"hidden_act": activation, "norm": None}
         model_fields = {"head": {"type": "classification", "num_labels": 1, "over": "token", "transform": transform}}
-    return encoder(config, block, stack, {"bias": True}, score_head, **model_fields)
+    return encoder(config, block, stack_fields, {"bias": True}, score_head, **model_fields)
 
 
 def _block_repeats(config: Config) -> list[int]:
@@ -105,11 +105,11 @@ def _stack_of_blocks(block_sizes: list[int], block_repeats: list[int], decoder_d
     }
 
 
-def _layers_by_block(config_values: ConfigValues) -> list[list[tuple[str, Any]]]:
+def _layers_by_block(model_values: ConfigValues) -> list[list[tuple[str, Any]]]:
     """Returns the layers of each block with their names, without the decoder's layers."""
     layers_by_block: list[list[tuple[str, Any]]] = [[]]
-    layer_kinds = config_values.first_stack.layer_names()
-    layers_by_kind: dict[str, Any] = {**config_values.first_stack.layers_by_kind()}
+    layer_kinds = model_values.first_stack.layer_names()
+    layers_by_kind: dict[str, Any] = {**model_values.first_stack.layers_by_kind()}
     for layer_index, layer_kind in enumerate(layer_kinds):
         if layers_by_kind[layer_kind].lengthens:
             break
@@ -119,15 +119,15 @@ def _layers_by_block(config_values: ConfigValues) -> list[list[tuple[str, Any]]]
     return layers_by_block
 
 
-def _repeats_of_blocks(config_values: ConfigValues) -> list[int]:
+def _repeats_of_blocks(model_values: ConfigValues) -> list[int]:
     return [
-        sum(layer_kind == block[0][0] for layer_kind, _ in block) if _are_shared(config_values, block) else 1
-        for block in _layers_by_block(config_values)
+        sum(layer_kind == block[0][0] for layer_kind, _ in block) if _are_shared(model_values, block) else 1
+        for block in _layers_by_block(model_values)
     ]
 
 
-def _are_shared(config_values: ConfigValues, layers: list[tuple[str, Any]]) -> bool:
-    return layers[0][0] in config_values.first_stack.shared_layers
+def _are_shared(model_values: ConfigValues, layers: list[tuple[str, Any]]) -> bool:
+    return layers[0][0] in model_values.first_stack.shared_layers
 
 
 FIELD_WRITERS: FieldWriters = {

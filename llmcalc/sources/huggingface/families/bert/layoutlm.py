@@ -48,8 +48,14 @@ BOX_COORDINATES = ("x", "y", "h", "w")
 
 def _with_embedding_tables(config: Config, embedding_tables: Table, **model_fields: Any) -> Table:
     embedding_norm = layernorm(config.number("layer_norm_eps"))
-    stack = {"position": bert_positions(config), "embedding_norm": embedding_norm, "token_types": embedding_tables}
-    return encoder(config, bert_block(config), stack, bert_head(config, bert_activation(config)), {}, **model_fields)
+    stack_fields = {
+        "position": bert_positions(config),
+        "embedding_norm": embedding_norm,
+        "token_types": embedding_tables,
+    }
+    return encoder(
+        config, bert_block(config), stack_fields, bert_head(config, bert_activation(config)), {}, **model_fields
+    )
 
 
 def _read_layoutlm(config: Config) -> Table:
@@ -69,12 +75,12 @@ def _read_layoutlmv3(config: Config) -> Table:
     hidden_size = config.integer("hidden_size")
     if 4 * box_sizes["coordinate_size"] + 2 * box_sizes["shape_size"] != hidden_size:
         raise config.field_error("coordinate_size", f"4 · coordinate_size + 2 · shape_size = hidden_size {hidden_size}")
-    stack = bert_stack(config, padded_positions(config))
+    stack_fields = bert_stack(config, padded_positions(config))
     boxes = {"num_positions": config.integer("max_2d_position_embeddings"), **box_sizes}
-    stack["token_types"] = {**stack.get("token_types", {}), "boxes": boxes}
+    stack_fields["token_types"] = {**stack_fields.get("token_types", {}), "boxes": boxes}
     has_page_bias = config.flag("has_spatial_attention_bias")
     if config.flag("has_relative_attention_bias"):
-        stack["relative_bias"] = {
+        stack_fields["relative_bias"] = {
             "num_attention_heads": config.integer("num_attention_heads"),
             "relative_attention_num_buckets": config.integer("rel_pos_bins"),
             "relative_attention_max_distance": config.integer("max_rel_pos"),
@@ -87,7 +93,7 @@ def _read_layoutlmv3(config: Config) -> Table:
         if class_name:
             raise config.error("architectures", class_name, "LayoutLMv3Model, or its class with a classifier")
         config.head_kind = "none"
-    model_fields = encoder(config, bert_block(config), stack, {}, score_head)
+    model_fields = encoder(config, bert_block(config), stack_fields, {}, score_head)
     has_two_layers = class_count(config) > LARGEST_PLAIN_LABEL_COUNT
     if class_name.endswith(QUESTION_ANSWERING) or (class_name.endswith(TOKEN_CLASSIFIER) and has_two_layers):
         model_fields["head"] |= score_head
@@ -113,13 +119,13 @@ def _read_tapas(config: Config) -> Table:
     return model_fields
 
 
-def _boxes(config_values: ConfigValues) -> Boxes:
-    return require_present(require_present(config_values.first_stack.token_types).boxes)
+def _boxes(model_values: ConfigValues) -> Boxes:
+    return require_present(require_present(model_values.first_stack.token_types).boxes)
 
 
-def _page_buckets(config_values: ConfigValues) -> tuple[int, ...]:
+def _page_buckets(model_values: ConfigValues) -> tuple[int, ...]:
     """Returns the bucket counts of the biases for distances between positions on the page."""
-    relative_bias = config_values.first_stack.relative_bias
+    relative_bias = model_values.first_stack.relative_bias
     return () if relative_bias is None else relative_bias.other_buckets
 
 

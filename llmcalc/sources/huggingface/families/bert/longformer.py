@@ -34,13 +34,18 @@ GLOBAL_NOTE = "global attention: its projections are counted; its products are n
 
 
 def _read_longformer(config: Config) -> Table:
-    position = padded_positions(config)
-    stack = {**bert_stack(config, position), **window_stack(config, config.integer("num_hidden_layers"))}
+    position_encoding = padded_positions(config)
+    stack_fields = {
+        **bert_stack(config, position_encoding),
+        **window_stack(config, config.integer("num_hidden_layers")),
+    }
     block = bert_block(config)
     block["attention"]["idle_projections"] = GLOBAL_PROJECTIONS
     config.notes.append(GLOBAL_NOTE)
-    head = bert_head(config, "gelu")
-    return encoder(config, block, stack, head, bert_score_head("tanh"), **pooler(config.head_kind == "none"))
+    head_fields = bert_head(config, "gelu")
+    return encoder(
+        config, block, stack_fields, head_fields, bert_score_head("tanh"), **pooler(config.head_kind == "none")
+    )
 
 
 def window_stack(config: Config, depth: int) -> Table:
@@ -51,14 +56,16 @@ def window_stack(config: Config, depth: int) -> Table:
     window_sizes = config.get("attention_window")
     window_sizes = window_sizes if isinstance(window_sizes, list | tuple) else [window_sizes] * depth
     if len(window_sizes) != depth or any(
-        not is_json_integer(window) or window <= 0 or window % 2 for window in window_sizes
+        not is_json_integer(window_size) or window_size <= 0 or window_size % 2 for window_size in window_sizes
     ):
         window_in_config = config.get("attention_window")
         raise config.error(
             "attention_window", window_in_config, f"a positive even number, or a list of {depth} of them"
         )
-    layer_kinds = [f"window{window}" for window in window_sizes]
-    layer_variants = {f"window{window}": {"attention": {"sliding_window": window + 1}} for window in window_sizes}
+    layer_kinds = [f"window{window_size}" for window_size in window_sizes]
+    layer_variants = {
+        f"window{window_size}": {"attention": {"sliding_window": window_size + 1}} for window_size in window_sizes
+    }
     return {"variants": layer_variants, **layer_pattern(layer_kinds)}
 
 

@@ -46,10 +46,10 @@ def _read_luke(config: Config) -> Table:
     config.notes.append(
         "entities: their parameters are counted; their products are not counted, as plain text has none"
     )
-    stack = {**bert_stack(config, padded_positions(config)), "entities": entities_table}
+    stack_fields = {**bert_stack(config, padded_positions(config)), "entities": entities_table}
     has_pooler = not class_name.endswith((TOKEN_CLASSIFIER, QUESTION_ANSWERING))
-    head = bert_head(config, "gelu")
-    return encoder(config, block, stack, head, {}, **pooler(has_pooler), tie_word_embeddings=False)
+    head_fields = bert_head(config, "gelu")
+    return encoder(config, block, stack_fields, head_fields, {}, **pooler(has_pooler), tie_word_embeddings=False)
 
 
 def _has_second_bias(spec: ModelSpec) -> bool:

@@ -18,22 +18,26 @@ def _read_mobilebert(config: Config) -> Table:
     hidden_size = config.integer("hidden_size")
     bottleneck_width = config.integer("intra_bottleneck_size")
     config.require_if_present("true_hidden_size", bottleneck_width)
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     norm_tables = {"no_norm": {"type": "affine"}, "layer_norm": layernorm(config.number("layer_norm_eps"))}
     norm, embedding_size = config.choice(norm_tables, "normalization_type"), config.integer("embedding_size")
     if embedding_size > hidden_size:
         raise config.error("embedding_size", embedding_size, f"at most hidden_size ({hidden_size})")
-    head_dim = config.quotient("num_attention_heads", bottleneck_width, heads)
+    head_dim = config.quotient("num_attention_heads", bottleneck_width, head_count)
     block = {
         "type": "bottleneck",
-        "attention": {"num_attention_heads": heads, "head_dim": head_dim, **biases(True, *QKVO_BIASES)},
+        "attention": {"num_attention_heads": head_count, "head_dim": head_dim, **biases(True, *QKVO_BIASES)},
         "feed_forward": mlp(config.integer("intermediate_size"), bert_activation(config)),
         "norm": norm,
         "norm_placement": "post",
         "bottleneck_size": bottleneck_width,
         "num_feedforward_networks": config.integer("num_feedforward_networks"),
     }
-    stack = {"position": bert_positions(config), "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
+    stack_fields = {
+        "position": bert_positions(config),
+        "embedding_norm": norm,
+        **token_types(config.count("type_vocab_size")),
+    }
     has_trigrams = config.flag("trigram_input")
     model_fields: Table = {}
     if has_trigrams or embedding_size != hidden_size:
@@ -43,7 +47,7 @@ def _read_mobilebert(config: Config) -> Table:
             "embedding_projection_bias": True,
             "embedding_kernel": kernel_size,
         }
-    head = {**bert_head(config, bert_activation(config)), **biases(embedding_size < hidden_size, "more_columns")}
+    head_fields = {**bert_head(config, bert_activation(config)), **biases(embedding_size < hidden_size, "more_columns")}
     scores_pretraining = has_pretraining_head(config)
     has_dense_layer = config.flag("classifier_activation")
     has_pooler = config.head_kind == "none" or scores_sequences(config) or scores_pretraining
@@ -51,7 +55,7 @@ def _read_mobilebert(config: Config) -> Table:
         raise config.error("classifier_activation", False, "true with a head for pretraining")
     is_present = has_pooler and has_dense_layer
     score_count = 2 if scores_pretraining else None
-    return encoder(config, block, stack, head, {}, **model_fields, **pooler(is_present, score_count))
+    return encoder(config, block, stack_fields, head_fields, {}, **model_fields, **pooler(is_present, score_count))
 
 
 FIELD_WRITERS: FieldWriters = {

@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
 
 def _read_modernbert(config: Config) -> Table:
-    window = (
+    window_size = (
         2
         * (config.integer("sliding_window") if config.has("sliding_window") else config.integer("local_attention") // 2)
         + 1
     )
-    block, stack = _modernbert_layers(config, window)
+    block, stack_fields = _modernbert_layers(config, window_size)
     norm = block["norm"]
     model_fields: Table = {"max_position_embeddings": config.integer("max_position_embeddings")}
     if config.head_kind == "classification":
@@ -60,22 +60,24 @@ def _read_modernbert(config: Config) -> Table:
             **head_table(config, None, {"over": "sequence"}, class_count(config)),
             "transform": _head_transform(config, norm),
         }
-    head = _prediction_head(config, norm)
-    return encoder(config, block, {**stack, "final_norm": norm}, head, {"over": "sequence"}, **model_fields)
+    head_fields = _prediction_head(config, norm)
+    return encoder(
+        config, block, {**stack_fields, "final_norm": norm}, head_fields, {"over": "sequence"}, **model_fields
+    )
 
 
 def _read_modernbert_decoder(config: Config) -> Table:
     if config.has("sliding_window"):
-        window = config.integer("sliding_window")
+        window_size = config.integer("sliding_window")
     else:
-        window = max(1, config.integer("local_attention") // 2)
-    block, stack = _modernbert_layers(config, window)
+        window_size = max(1, config.integer("local_attention") // 2)
+    block, stack_fields = _modernbert_layers(config, window_size)
     norm = block["norm"]
     score_head = {"over": "token", "bias": config.flag("classifier_bias"), "transform": _head_transform(config, norm)}
-    return decoder(config, block, norm, _prediction_head(config, norm), stack, score_head)
+    return decoder(config, block, norm, _prediction_head(config, norm), stack_fields, score_head)
 
 
-def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
+def _modernbert_layers(config: Config, window_size: int) -> tuple[Table, Table]:
     """Returns ModernBERT's layer, and the stack's other fields for its local and global layers.
 
     The first layer has no norm before its attention, because a norm follows the embeddings.
@@ -85,12 +87,19 @@ def _modernbert_layers(config: Config, window: int) -> tuple[Table, Table]:
     global_period = config.integer("global_attn_every_n_layers")
     default_layer_kinds = ["sliding" if layer_index % global_period else "full" for layer_index in range(depth)]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
-    heads = config.integer("num_attention_heads")
-    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)  # the class reads no head_dim
-    mixer = {"num_attention_heads": heads, "position": rope(config), "fused_qkv": True, **attention_biases(config)}
-    block = layer_table(mixer, glu(config, config.flag("mlp_bias"), activation_field="hidden_activation"), norm)
+    head_count = config.integer("num_attention_heads")
+    config.quotient("num_attention_heads", config.integer("hidden_size"), head_count)  # the class reads no head_dim
+    attention_table = {
+        "num_attention_heads": head_count,
+        "position": rope(config),
+        "fused_qkv": True,
+        **attention_biases(config),
+    }
+    block = layer_table(
+        attention_table, glu(config, config.flag("mlp_bias"), activation_field="hidden_activation"), norm
+    )
     layer_kinds = [f"first_{attention_kinds[0]}", *attention_kinds[1:]]
-    layer_changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
+    layer_changes: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window_size}}}
     layer_variants = {name: layer_changes[name.removeprefix("first_")] for name in dict.fromkeys(layer_kinds)}
     layer_variants[layer_kinds[0]] = {**layer_variants[layer_kinds[0]], "without_norms": ["self_attn_pre_norm"]}
     return block, {"variants": layer_variants, **layer_pattern(layer_kinds), "embedding_norm": norm}
@@ -107,8 +116,8 @@ def _prediction_head(config: Config, norm: Table) -> Table:
 
 def _read_eurobert(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **attention_biases(config))
-    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
+    attention_table = attention(config, **attention_biases(config))
+    block = layer_table(attention_table, glu(config, config.flag("mlp_bias")), norm)
     scored_unit = config.choice({"late": "token", "bos": "sequence", "mean": "sequence"}, "classifier_pooling")
     score_head = {"over": scored_unit, "transform": {"hidden_act": "gelu", "norm": None}}
     return encoder(config, block, {"final_norm": norm}, {"bias": config.flag("mlp_bias")}, score_head)
@@ -145,14 +154,17 @@ def _read_nomic_bert(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     hidden_act = config.choice(GATED_ACTIVATIONS, "hidden_act")
     ffn = {"intermediate_size": config.integer("intermediate_size"), "hidden_act": hidden_act, "gated": True}
-    mixer: Table = {"num_attention_heads": config.integer("num_attention_heads"), "position": rope(config)}
+    attention_table: Table = {"num_attention_heads": config.integer("num_attention_heads"), "position": rope(config)}
     if config.optional_integer("head_dim") is not None:
-        mixer["head_dim"] = config.integer("head_dim")
-    block = layer_table(mixer, ffn, norm, "post")
+        attention_table["head_dim"] = config.integer("head_dim")
+    block = layer_table(attention_table, ffn, norm, "post")
     segment_type_count = config.count("type_vocab_size")
-    stack = {"embedding_norm": norm, **token_types(segment_type_count)}
-    head = {"bias": True, "transform": {"hidden_act": config.choice(GATED_ACTIVATIONS, "hidden_act"), "norm": norm}}
-    return encoder(config, block, stack, head, {}, **pooler(scores_sequences(config)))
+    stack_fields = {"embedding_norm": norm, **token_types(segment_type_count)}
+    head_fields = {
+        "bias": True,
+        "transform": {"hidden_act": config.choice(GATED_ACTIVATIONS, "hidden_act"), "norm": norm},
+    }
+    return encoder(config, block, stack_fields, head_fields, {}, **pooler(scores_sequences(config)))
 
 
 def _read_gte(config: Config) -> Table:
@@ -180,17 +192,22 @@ def _rotary_encoder(config: Config, ffn: Table, rope_base: float, score_head: Ta
     """Reads BERT's post-norm layers with rotary positions. rope_base: the default base of RoPE."""
     norm = layernorm(config.number("layer_norm_eps"))
     segment_type_count = config.count("type_vocab_size")
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     head_dim = (
         config.optional_integer("head_dim")
-        or config.integer("hidden_size") // heads
-        or config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
+        or config.integer("hidden_size") // head_count
+        or config.quotient("num_attention_heads", config.integer("hidden_size"), head_count)
     )
-    position = {"rope_theta": rope_base, **rope(config)}
-    mixer = {"num_attention_heads": heads, "head_dim": head_dim, "position": position, **biases(True, *QKVO_BIASES)}
-    block = layer_table(mixer, ffn, norm, "post")
-    stack = {"embedding_norm": norm, **token_types(segment_type_count)}
-    return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
+    position_encoding = {"rope_theta": rope_base, **rope(config)}
+    attention_table = {
+        "num_attention_heads": head_count,
+        "head_dim": head_dim,
+        "position": position_encoding,
+        **biases(True, *QKVO_BIASES),
+    }
+    block = layer_table(attention_table, ffn, norm, "post")
+    stack_fields = {"embedding_norm": norm, **token_types(segment_type_count)}
+    return encoder(config, block, stack_fields, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 
 MODERNBERT_IGNORED_FIELDS = OLD_FIELDS | field_names("""
@@ -218,8 +235,8 @@ JINA_ADAPTERS = {
 }
 
 
-def _classifier_pooling(config_values: ConfigValues) -> str:
-    if isinstance(config_values.spec.head, Classifier) and config_values.spec.head.over == "sequence":
+def _classifier_pooling(model_values: ConfigValues) -> str:
+    if isinstance(model_values.spec.head, Classifier) and model_values.spec.head.over == "sequence":
         return "bos"
     return "late"
 

@@ -26,10 +26,10 @@ LONG_WINDOW = 1024
 
 def _read_neomme(config: Config) -> Table:
     norm = rmsnorm(config.number("norm_eps"), weight=False)
-    depth, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
-    kv_heads, head_dim = config.integer("num_key_value_heads"), config.integer("head_dim")
-    if heads % kv_heads:
-        raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+    depth, head_count = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
+    kv_head_count, head_dim = config.integer("num_key_value_heads"), config.integer("head_dim")
+    if head_count % kv_head_count:
+        raise config.error("num_key_value_heads", kv_head_count, f"a divisor of num_attention_heads ({head_count})")
     default_layer_kinds = [
         "full" if (layer_index + 1) % 6 == 0 or layer_index == depth - 1 else "sliding" for layer_index in range(depth)
     ]
@@ -43,18 +43,18 @@ def _read_neomme(config: Config) -> Table:
     for layer_index, (layer_kind, window_distance) in enumerate(
         zip(layer_kinds, _window_distances(config, layer_kinds), strict=True)
     ):
-        mixer: Table = {"position": position_by_kind[layer_kind]}
+        token_mixer: Table = {"position": position_by_kind[layer_kind]}
         layer_variant = layer_kind
         if window_distance is not None:
             layer_variant = f"sliding_{window_distance}"
-            mixer["sliding_window"] = 2 * window_distance + 1
+            token_mixer["sliding_window"] = 2 * window_distance + 1
         elif layer_index in (full_layers[0], full_layers[-1]):
-            layer_variant, mixer["adds_embeddings"] = "full_with_embeddings", True
-        layers.append((layer_variant, {"attention": mixer}))
+            layer_variant, token_mixer["adds_embeddings"] = "full_with_embeddings", True
+        layers.append((layer_variant, {"attention": token_mixer}))
     attention = {
         "type": "exclusive",
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        "num_attention_heads": head_count,
+        "num_key_value_heads": kv_head_count,
         "head_dim": head_dim,
         "attention_bias": config.flag("attention_bias"),
         "norm": norm,
@@ -64,15 +64,15 @@ def _read_neomme(config: Config) -> Table:
     config.require("hidden_act", "relu2")
     block = {"type": "initial_states", "attention": attention, "feed_forward": ffn, "norm": norm}
     vocab_size = config.integer("vocab_size")
-    value_embedding = {"vocab_size": vocab_size, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    value_embedding = {"vocab_size": vocab_size, "num_key_value_heads": kv_head_count, "head_dim": head_dim}
     streams = {"type": "value_embeddings", **value_embedding}
-    stack = {**stack_of_layers(layers), "streams": streams, "embedding_norm": norm, "final_norm": norm}
+    stack_fields = {**stack_of_layers(layers), "streams": streams, "embedding_norm": norm, "final_norm": norm}
     is_tied = config.flag("tie_word_embeddings")
     config.notes.append("patch_size: the projection of images' patches is not counted")
     vector_size = config.integer("embedding_dim")
     is_retrieval_model = config.head_kind == "lm" and class_name_of_config(config).endswith("ForRetrieval")
     config.head_kind = "none" if is_retrieval_model else config.head_kind
-    model_fields = encoder(config, block, stack, {}, embedding_size=config.integer("embedding_rank"))
+    model_fields = encoder(config, block, stack_fields, {}, embedding_size=config.integer("embedding_rank"))
     if is_retrieval_model:
         model_fields["head"] = {"type": "projection", "size": vector_size}
     return {**model_fields, "tied_projection": is_tied or model_fields["head"]["type"] != "lm"}

@@ -58,10 +58,16 @@ def _read_mra(config: Config) -> Table:
         "blocks": min(block_rows * config.integer("block_per_row"), block_rows**2),
         "approximated": config.choice({"full": True, "sparse": False}, "approx_mode"),
     }
-    position = {"type": "learned", "max_position_embeddings": config.integer("max_position_embeddings"), "offset": 2}
+    position_encoding = {
+        "type": "learned",
+        "max_position_embeddings": config.integer("max_position_embeddings"),
+        "offset": 2,
+    }
     activation = bert_activation(config)
-    stack = bert_stack(config, position)
-    return encoder(config, block, stack, bert_head(config, activation), bert_score_head(activation), label_count=2)
+    stack_fields = bert_stack(config, position_encoding)
+    return encoder(
+        config, block, stack_fields, bert_head(config, activation), bert_score_head(activation), label_count=2
+    )
 
 
 NO_KERNEL = Deviation(
@@ -84,20 +90,20 @@ def _bert_with_convolution(config: Config, field_name: str) -> Table:
             raise config.error(field_name, kernel_size, "an odd number: the class adds as many rows as it reads")
         block["attention"]["value_convolution"] = {"conv_kernel_size": kernel_size}
     position_rows = config.integer("max_position_embeddings")
-    position = {"type": "learned", "max_position_embeddings": position_rows, "offset": 2}
+    position_encoding = {"type": "learned", "max_position_embeddings": position_rows, "offset": 2}
     activation = bert_activation(config)
-    stack, head = bert_stack(config, position), bert_head(config, activation)
-    return encoder(config, block, stack, head, bert_score_head(activation), label_count=2)
+    stack_fields, head_fields = bert_stack(config, position_encoding), bert_head(config, activation)
+    return encoder(config, block, stack_fields, head_fields, bert_score_head(activation), label_count=2)
 
 
 def _kernel_writer(field_name: str) -> FieldWriters:
     return {field_name: lambda s: getattr(s.first_stack.block.attention.value_convolution, "conv_kernel_size", None)}
 
 
-def _mra_blocks_per_row(config_values: ConfigValues) -> int:
+def _mra_blocks_per_row(model_values: ConfigValues) -> int:
     """Returns the number of blocks of exact scores per block of queries in MRA, for the longest sequence."""
-    block_rows = max(1, config_values.position_rows // MRA_BLOCK)
-    block_count: int = config_values.first_stack.block.attention.blocks
+    block_rows = max(1, model_values.position_rows // MRA_BLOCK)
+    block_count: int = model_values.first_stack.block.attention.blocks
     return -(-block_count // block_rows)
 
 

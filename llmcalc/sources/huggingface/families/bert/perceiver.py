@@ -50,7 +50,7 @@ def _read_perceiver(config: Config) -> Table:
         num_cross_attention_heads, cross_qk_channels, v_channels or cross_qk_channels, "num_cross_attention_heads"
     )
     num_self_attention_heads = config.integer("num_self_attention_heads")
-    mixer = attention(
+    attention_table = attention(
         num_self_attention_heads, input_qk_channels, v_channels or input_qk_channels, "num_self_attention_heads"
     )
     if (v_channels or input_qk_channels) != latent_size:
@@ -77,28 +77,28 @@ def _read_perceiver(config: Config) -> Table:
         },
     }
     feed_forward = network(latent_size, "self_attention_widening_factor")
-    block = {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"}
+    block = {"attention": attention_table, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre"}
     embedding_fields = {"embedding_size": input_width} if input_width != latent_size else {}
-    stack = {
+    stack_fields = {
         **_layers_of_every_block(config),
         "position": learned_positions(config),
         "streams": residual_streams,
         **({"input_size": input_width} if embedding_fields else {}),
     }
     config.fields_read.add("tie_word_embeddings")
-    return encoder(config, block, stack, {"bias": True}, tie_word_embeddings=True, **embedding_fields)
+    return encoder(config, block, stack_fields, {"bias": True}, tie_word_embeddings=True, **embedding_fields)
 
 
 def _layers_of_every_block(config: Config) -> Table:
     """Returns the layers of all blocks, which share the parameters of the first block."""
-    layer_count, block_count = config.integer("num_self_attends_per_block"), config.integer("num_blocks")
-    if block_count == 1:
+    layer_count, block_repeats = config.integer("num_self_attends_per_block"), config.integer("num_blocks")
+    if block_repeats == 1:
         return {"num_hidden_layers": layer_count}
     if layer_count == 1:
-        return {"num_hidden_layers": block_count, "shared_layers": ["block"]}
+        return {"num_hidden_layers": block_repeats, "shared_layers": ["block"]}
     layer_kinds = [f"layer{layer_index}" for layer_index in range(layer_count)]
     return {
-        "num_hidden_layers": layer_count * block_count,
+        "num_hidden_layers": layer_count * block_repeats,
         "variants": {layer_kind: {} for layer_kind in layer_kinds},
         "pattern": layer_kinds,
         "shared_layers": layer_kinds,

@@ -39,12 +39,12 @@ def _read_reformer(config: Config) -> Table:
         for attention_kind in layers_by_kind
     ]
     streams = {"type": "reversible", "block": lcm(*chunk_lengths), "least": min(chunk_lengths), "norm": norm}
-    stack: Table = {"num_hidden_layers": len(listed_kinds), "position": _position(config), "streams": streams}
+    stack_fields: Table = {"num_hidden_layers": len(listed_kinds), "position": _position(config), "streams": streams}
     if len(layers_by_kind) > 1:
-        stack |= {"variants": layers_by_kind, **layer_pattern(listed_kinds)}
+        stack_fields |= {"variants": layers_by_kind, **layer_pattern(listed_kinds)}
     config.fields_read.add("tie_word_embeddings")  # a row of the head is twice as wide as one of the embedding
     config.notes.append("reversible layers: training computes each layer again, which is not counted")
-    model_fields = decoder(config, block, None, {"bias": True}, stack, tie_word_embeddings=False)
+    model_fields = decoder(config, block, None, {"bias": True}, stack_fields, tie_word_embeddings=False)
     if not config.flag("is_decoder"):
         model_fields["encoder"] = model_fields.pop("decoder")
     return model_fields

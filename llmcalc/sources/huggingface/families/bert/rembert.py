@@ -22,46 +22,50 @@ if TYPE_CHECKING:
 
 def _read_bert_generation(config: Config) -> Table:
     """Reads BERT generation: a plain output projection, and no segment embedding."""
-    stack = bert_stack(config)
-    stack.pop("token_types", None)  # its configs may have segments
-    return encoder(config, bert_block(config), stack, {"bias": True})
+    stack_fields = bert_stack(config)
+    stack_fields.pop("token_types", None)  # its configs may have segments
+    return encoder(config, bert_block(config), stack_fields, {"bias": True})
 
 
 def _read_rembert(config: Config) -> Table:
     """Reads RemBERT, whose input embedding is narrower than the output embedding and never tied."""
     embedding_width = config.integer("input_embedding_size")
     config.fields_read.add("tie_word_embeddings")
-    head = bert_head(config, bert_activation(config))
-    head["transform"]["size"] = config.integer("output_embedding_size")
+    head_fields = bert_head(config, bert_activation(config))
+    head_fields["transform"]["size"] = config.integer("output_embedding_size")
     is_present = config.head_kind == "none" or scores_sequences(config)
     model_fields: Table = {"embedding_size": embedding_width, "tie_word_embeddings": False, **pooler(is_present)}
-    stack = {**bert_stack(config), "input_size": embedding_width}
-    return encoder(config, bert_block(config), stack, head, {}, **model_fields)
+    stack_fields = {**bert_stack(config), "input_size": embedding_width}
+    return encoder(config, bert_block(config), stack_fields, head_fields, {}, **model_fields)
 
 
 def _read_roformer(config: Config) -> Table:
     """Reads RoFormer: rotary positions, whose sines and cosines are stored in a table of the class."""
     if class_name_of_config(config).endswith(MULTIPLE_CHOICE):
         config.require("summary_use_proj", None, False)
-    block, stack, embedding_width = bert_block(config), bert_stack(config), config.optional_integer("embedding_size")
+    block, stack_fields, embedding_width = (
+        bert_block(config),
+        bert_stack(config),
+        config.optional_integer("embedding_size"),
+    )
     block["attention"]["position"] = {"type": "rope"}
-    del stack["position"]
+    del stack_fields["position"]
     model_fields: Table = {"max_position_embeddings": config.integer("max_position_embeddings")}
     if embedding_width not in (None, config.integer("hidden_size")):
-        model_fields["embedding_size"] = stack["input_size"] = embedding_width
+        model_fields["embedding_size"] = stack_fields["input_size"] = embedding_width
     if class_name_of_config(config).endswith(QUESTION_ANSWERING):  # start and end scores, whatever num_labels is
         model_fields["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
     score_head = (
         {} if class_name_of_config(config).endswith(MULTIPLE_CHOICE) else bert_score_head(bert_activation(config))
     )
-    return encoder(config, block, stack, bert_head(config, bert_activation(config)), score_head, **model_fields)
+    return encoder(config, block, stack_fields, bert_head(config, bert_activation(config)), score_head, **model_fields)
 
 
 def _sinusoid_elements(spec: ModelSpec) -> Number:
     """Returns the number of elements of the sine and cosine table: a row of a head's width per position."""
-    mixer = spec.main.block.attention
-    if isinstance(mixer, Attention) and spec.max_position_embeddings:
-        return spec.max_position_embeddings * mixer.sizes(spec.hidden_size)[2]
+    token_mixer = spec.main.block.attention
+    if isinstance(token_mixer, Attention) and spec.max_position_embeddings:
+        return spec.max_position_embeddings * token_mixer.sizes(spec.hidden_size)[2]
     return 0
 
 

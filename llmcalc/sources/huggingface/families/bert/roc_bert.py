@@ -23,8 +23,8 @@ def _read_roc_bert(config: Config) -> Table:
         config.require(f"enable_{feature_name}", True)
     if has_pretraining_head(config):  # the head of masked tokens alone, beside the pooler
         model_fields["pooler"] = {"dense": True}
-    stack = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
-    stack["input_features"] = {
+    stack_fields = model_fields["encoder"] if "encoder" in model_fields else model_fields["decoder"]
+    stack_fields["input_features"] = {
         "vocab_sizes": [config.integer(f"{feature_name}_vocab_size") for feature_name in CHARACTER_FEATURES],
         "embedding_sizes": [config.integer(f"{feature_name}_embed_dim") for feature_name in CHARACTER_FEATURES],
     }

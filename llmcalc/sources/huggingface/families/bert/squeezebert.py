@@ -19,9 +19,9 @@ GROUP_FIELDS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "in
 def _read_squeezebert(config: Config) -> Table:
     hidden_size = config.integer("hidden_size")
     ffn_width = config.integer("intermediate_size")
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     config.require("embedding_size", hidden_size)
-    config.quotient("num_attention_heads", hidden_size, heads)
+    config.quotient("num_attention_heads", hidden_size, head_count)
     group_counts = {field_name: config.integer(field_name) for field_name in GROUP_FIELDS}
     for field_name, group_count in group_counts.items():
         config.quotient(field_name, hidden_size, group_count)
@@ -29,7 +29,7 @@ def _read_squeezebert(config: Config) -> Table:
             config.quotient(field_name, ffn_width, group_count)
     attention = {
         "type": "grouped_projections",
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         **{field_name: group_counts[field_name] for field_name in GROUP_FIELDS[:3]},
         "o_groups": group_counts["post_attention_groups"],
     }

@@ -30,18 +30,20 @@ def _read_ultrabert(config: Config) -> Table:
     config.quotient("num_attention_heads", config.integer("hidden_size"), config.integer("num_attention_heads"))
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     config.choice({"cls": "sequence", "mean": "sequence"}, "classifier_pooling")
-    mixer = attention(config, position=rope(config, layer_kind="full_attention"), **attention_biases(config))
+    attention_table = attention(config, position=rope(config, layer_kind="full_attention"), **attention_biases(config))
     layer_kinds, window = _layer_kinds_and_distance(config, depth)
     window_fields = {"position": rope(config, layer_kind="sliding_attention"), "sliding_window": window}
-    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
+    block = layer_table(attention_table, glu(config, config.flag("mlp_bias")), norm)
     layer_variants: Table = {"full": {}, "sliding": {"attention": window_fields}}
     used_variants = {layer_kind: layer_variants[layer_kind] for layer_kind in dict.fromkeys(layer_kinds)}
-    stack = bidirectional_stack(
+    stack_fields = bidirectional_stack(
         {"block": block, "variants": used_variants, **layer_pattern(layer_kinds)}, lambda distance: distance
     )
     bottleneck_size = config.integer("prediction_head_size")
-    head = {"transform": {"bottleneck_size": bottleneck_size, "hidden_act": "gelu_tanh", "bias": False, "norm": None}}
-    return encoder(config, block, {**stack, "final_norm": norm}, head, {}, label_count=2)
+    head_fields = {
+        "transform": {"bottleneck_size": bottleneck_size, "hidden_act": "gelu_tanh", "bias": False, "norm": None}
+    }
+    return encoder(config, block, {**stack_fields, "final_norm": norm}, head_fields, {}, label_count=2)
 
 
 def _layer_kinds_and_distance(config: Config, depth: int) -> tuple[list[str], int]:

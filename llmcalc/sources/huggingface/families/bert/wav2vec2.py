@@ -40,9 +40,9 @@ def _read_wav2vec2(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     has_one_layer_kind = "conv_pos_kernel_size" in config.defaults  # data2vec's class
     is_pre_norm = not has_one_layer_kind and config.flag("do_stable_layer_norm")
-    mixer = {"num_attention_heads": head_count, **biases(True, *QKVO_BIASES)}
+    attention_table = {"num_attention_heads": head_count, **biases(True, *QKVO_BIASES)}
     feed_forward = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"))
-    block = layer_table(mixer, feed_forward, norm, "pre" if is_pre_norm else "post")
+    block = layer_table(attention_table, feed_forward, norm, "pre" if is_pre_norm else "post")
     adapter_width = config.optional_integer("adapter_attn_dim") if config.has("adapter_attn_dim") else None
     if adapter_width is not None and is_pre_norm:  # the other layers have none
         block |= {
@@ -58,8 +58,8 @@ def _read_wav2vec2(config: Config) -> Table:
         stem["projection_norm"] = config.flag("feat_proj_layer_norm")
     sample_count = prod(convolution["stride"] for convolution in stem["convolutions"])
     config.notes.append(f"conv_stride: a token is a position of the encoder, {sample_count} samples of sound")
-    stack = {"stem": stem, "final_norm" if is_pre_norm else "embedding_norm": norm}
-    model_fields = encoder(config, block, stack, {"bias": True}, _score_head(config), tie_word_embeddings=False)
+    stack_fields = {"stem": stem, "final_norm" if is_pre_norm else "embedding_norm": norm}
+    model_fields = encoder(config, block, stack_fields, {"bias": True}, _score_head(config), tie_word_embeddings=False)
     class_name = class_name_of_config(config)
     if class_name.endswith(("ForPreTraining", "ForXVector")):
         config.notes.append(f"architectures: the layers of {class_name} after the encoder are not counted")
@@ -107,8 +107,8 @@ def wave_stem(config: Config, hidden_size: int) -> Table:
     return {
         "type": "wave",
         "convolutions": [
-            {"channels": channels, "kernel": kernel_size, "stride": stride}
-            for channels, kernel_size, stride in zip(*sizes_by_property.values(), strict=True)
+            {"channels": channel_count, "kernel": kernel_size, "stride": stride}
+            for channel_count, kernel_size, stride in zip(*sizes_by_property.values(), strict=True)
         ],
         "bias": config.flag("conv_bias"),
         "norms": norms,

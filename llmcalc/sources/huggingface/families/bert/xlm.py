@@ -29,17 +29,17 @@ from ...parts import (
 def _read_xlm(config: Config, norm_placement: str = "post") -> Table:
     config.require_fields(asm=False, is_encoder=True)
     norm = layernorm(config.number("layer_norm_eps"))
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
-    config.quotient("n_heads", hidden_size, heads)
+    config.quotient("n_heads", hidden_size, head_count)
     language_count = config.count("n_langs")
-    attention = {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)}
+    attention = {"num_attention_heads": head_count, **biases(True, *QKVO_BIASES)}
     feed_forward = mlp(4 * hidden_size, "gelu" if config.flag("gelu_activation") else "relu")
     block = layer_table(attention, feed_forward, norm, norm_placement)
     segment_type_count = language_count if language_count > 1 and config.flag("use_lang_emb") else 0
-    stack = {"position": learned_positions(config), "embedding_norm": norm, **token_types(segment_type_count)}
+    stack_fields = {"position": learned_positions(config), "embedding_norm": norm, **token_types(segment_type_count)}
     score_head = _summary_classifier(config)
-    model_fields = encoder(config, block, stack, {"bias": True}, score_head, **question_answering_head(config))
+    model_fields = encoder(config, block, stack_fields, {"bias": True}, score_head, **question_answering_head(config))
     if config.flag("causal"):
         model_fields["decoder"] = model_fields.pop("encoder")
     return model_fields

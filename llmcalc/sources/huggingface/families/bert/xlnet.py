@@ -22,15 +22,15 @@ from ...parts import (
 
 
 def _read_xlnet(config: Config) -> Table:
-    heads, norm = config.integer("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
+    head_count, norm = config.integer("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
     model_fields = question_answering_head(config)
     config.require_fields(attn_type="bi", bi_data=False)
-    head_dim = config.quotient("n_head", config.integer("hidden_size"), heads)
+    head_dim = config.quotient("n_head", config.integer("hidden_size"), head_count)
     if config.optional_integer("d_head") not in (None, head_dim):
         raise config.field_error("d_head", f"d_model / n_head ({head_dim})")
-    mixer = {"type": "relative", "num_attention_heads": heads, "head_dim": head_dim}
+    attention_table = {"type": "relative", "num_attention_heads": head_count, "head_dim": head_dim}
     ffn = mlp(config.integer("d_inner"), config.choice(ACTIVATIONS, "ff_activation"))
-    block = layer_table(mixer, ffn, norm, "post")
+    block = layer_table(attention_table, ffn, norm, "post")
     return encoder(config, block, {"second_stream": {}}, {"bias": True}, _summary_classifier(config), **model_fields)
 
 

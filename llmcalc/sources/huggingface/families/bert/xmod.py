@@ -48,11 +48,11 @@ def _read_xmod(config: Config) -> Table:
         "adapter_norm": "separate" if config.flag("adapter_layer_norm") else "shared" if shares_norm else None,
         "normed_residual": config.flag("ln_before_adapter"),
     }
-    stack = bert_stack(config, padded_positions(config))
+    stack_fields = bert_stack(config, padded_positions(config))
     if is_pre_norm:
-        stack["final_norm"] = layernorm(config.number("layer_norm_eps"))
+        stack_fields["final_norm"] = layernorm(config.number("layer_norm_eps"))
     score_head, has_pooler = score_head_and_pooler(config)
-    return encoder(config, block, stack, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
+    return encoder(config, block, stack_fields, bert_head(config, "gelu"), score_head, **pooler(has_pooler))
 
 
 FIELD_WRITERS: FieldWriters = {

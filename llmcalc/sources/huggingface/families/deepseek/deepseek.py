@@ -26,7 +26,7 @@ from ...parts import (
 
 
 def latent_attention(config: Config, v_head_dim: int | None = None, **attention_fields: Any) -> Table:
-    """Returns latent attention (MLA) from DeepSeek's config fields. v_head_dim: None to read it from the config."""
+    """Returns latent attention (MLA) from DeepSeek's config fields. v_head_dim: default the config's."""
     return {
         "type": "mla",
         "num_attention_heads": config.integer("num_attention_heads"),
@@ -85,20 +85,24 @@ def _read_deepseek_v2(config: Config) -> Table:
         )
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
     if config.has("use_mla") and not config.flag("use_mla"):
-        mixer = _attention_without_query_latent(config)
+        attention_table = _attention_without_query_latent(config)
     else:
-        mixer = latent_attention(config)
+        attention_table = latent_attention(config)
     experts = routed_experts(config, config.flag("mlp_bias"), ("num_experts",))
-    return deepseek_decoder(config, mixer, experts, layer_kinds, config.flag("mlp_bias"))
+    return deepseek_decoder(config, attention_table, experts, layer_kinds, config.flag("mlp_bias"))
 
 
 def _attention_without_query_latent(config: Config) -> Table:
     """Returns multi-head attention for a config whose `use_mla` is false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
     config.fields_read.update(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-    heads = config.integer("num_attention_heads")
-    attention_fields: Table = {"num_attention_heads": heads, "position": full_rope(config)}
-    kv_heads = config.optional_integer("num_key_value_heads")
-    return attention_fields if kv_heads in (None, heads) else {**attention_fields, "num_key_value_heads": kv_heads}
+    head_count = config.integer("num_attention_heads")
+    attention_fields: Table = {"num_attention_heads": head_count, "position": full_rope(config)}
+    kv_head_count = config.optional_integer("num_key_value_heads")
+    return (
+        attention_fields
+        if kv_head_count in (None, head_count)
+        else {**attention_fields, "num_key_value_heads": kv_head_count}
+    )
 
 
 def _read_deepseek_v3(config: Config) -> Table:

@@ -15,8 +15,8 @@ from .deepseek import ROUTING_FIELDS, deepseek_decoder, routed_experts
 def _routed_experts(config: Config, layer_kinds: list[str]) -> Table:
     has_bias = config.flag("mlp_bias")
     config.integer("n_shared_experts")
-    mixer = attention(config, head_dim=None, **attention_biases(config))
-    return deepseek_decoder(config, mixer, routed_experts(config, has_bias, ()), layer_kinds, has_bias)
+    attention_table = attention(config, head_dim=None, **attention_biases(config))
+    return deepseek_decoder(config, attention_table, routed_experts(config, has_bias, ()), layer_kinds, has_bias)
 
 
 def _read_deepseek_ocr2_text(config: Config) -> Table:
@@ -32,13 +32,13 @@ def _read_unlimited_ocr_text(config: Config) -> Table:
     A spec does not tell a prompt from the tokens after it, so that its layers attend to all of them; a remark says so.
     """
     depth, first_expert_layer = config.integer("num_hidden_layers"), config.count("first_k_dense_replace")
-    window = config.integer("sliding_window")
+    window_size = config.integer("sliding_window")
     layer_kinds = config.get("layer_types")
     if layer_kinds is not None and len(config.texts("layer_types")) != depth:
         raise config.error("layer_types", layer_kinds, f"{depth} names, one for each layer")
     if layer_kinds is None or "reference_sliding_attention" in config.texts("layer_types"):
         config.notes.append(
-            f"sliding_window: layers attend to the prompt and to the last {window} tokens after it; counted as "
+            f"sliding_window: layers attend to the prompt and to the last {window_size} tokens after it; counted as "
             "attending to all tokens, which is exact for the prompt and the most for tokens after it"
         )
     default_layer_kinds = ["dense" if layer_index < first_expert_layer else "moe" for layer_index in range(depth)]

@@ -39,13 +39,13 @@ def _read_deepseek_v4(config: Config) -> Table:
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     expert_width = config.integer("moe_intermediate_size", "intermediate_size")
     field_names = ("num_attention_heads", "head_dim", "q_lora_rank", "o_groups", "o_lora_rank", "sliding_window")
-    position: Table = full_rope(config)
-    mixer: Table = {
+    position_encoding: Table = full_rope(config)
+    token_mixer: Table = {
         "type": "compressed",
         **{field_name: config.integer(field_name) for field_name in field_names},
         "qk_rope_head_dim": _rotary_dims(config),
         "norm": norm,
-        "position": position,
+        "position": position_encoding,
     }
     indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     compression_rates = _compression_rates(config)
@@ -67,17 +67,17 @@ def _read_deepseek_v4(config: Config) -> Table:
         "moe": {"feed_forward": {"router": {"score_correction": "buffer"}}},
     }
     block = {
-        "type": "hyper", "attention": mixer, "feed_forward": experts, "norm": norm,
+        "type": "hyper", "attention": token_mixer, "feed_forward": experts, "norm": norm,
         **config.integer_fields("hc_mult", "hc_sinkhorn_iters"),
     }  # fmt: skip
-    stack = stack_of_combined_kinds(
+    stack_fields = stack_of_combined_kinds(
         (_attention_kinds(config, depth), layer_variants), (_routing_kinds(config, depth), ffns_by_kind)
     )
     prediction_kind = _prediction_attention(config, depth)
     layer_changes = {**layer_variants[prediction_kind], **ffns_by_kind["moe"]}
-    mtp_fields = add_mtp_modules(config, stack, f"{prediction_kind}-moe", layer_changes, norm)
+    mtp_fields = add_mtp_modules(config, stack_fields, f"{prediction_kind}-moe", layer_changes, norm)
     residual_streams = {"type": "hyper", "hc_mult": config.integer("hc_mult")}
-    return decoder(config, block, norm, stack={**stack, "streams": residual_streams}, **mtp_fields)
+    return decoder(config, block, norm, stack={**stack_fields, "streams": residual_streams}, **mtp_fields)
 
 
 def _prediction_attention(config: Config, depth: int) -> str:
@@ -100,7 +100,7 @@ def _rotary_dims(config: Config) -> int:
 
 
 def _compression_rates(config: Config) -> dict[str, int]:
-    """Returns layer kind → tokens per compressed entry; two older config fields take precedence."""
+    """Returns layer kind → tokens per compressed key and value; two older config fields take precedence."""
     rates = config.table("compress_rates") if config.has("compress_rates") else {SPARSE_TYPE: 4, HEAVY_TYPE: 128}
     location = f"{config.location}compress_rates."
     compression_rates = Config(rates, {}, config.model_type, config.head_kind, location)
@@ -116,7 +116,9 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
 
     The ratios may include the prediction module's.
     """
-    default_layer_kinds = ["heavy" if index < 2 or index % 2 == 0 else "sparse" for index in range(depth)]
+    default_layer_kinds = [
+        "heavy" if layer_index < 2 or layer_index % 2 == 0 else "sparse" for layer_index in range(depth)
+    ]
     if config.has("compress_ratios") and not config.has("layer_types"):
         compression_ratios = config.integers("compress_ratios")
         if len(compression_ratios) < depth or not {*compression_ratios} <= {*KIND_BY_RATIO}:
@@ -137,20 +139,26 @@ def _scoring_func(config: Config) -> str:
     return score_function
 
 
-def _written_layer_types(config_values: ConfigValues) -> list[str]:
+def _written_layer_types(model_values: ConfigValues) -> list[str]:
     """Returns each layer's kind as DeepSeek-V4's config names it."""
     type_names = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
     return [
-        type_names[0] if mixer.compress_rate is None else type_names[1] if mixer.indexer is not None else type_names[2]
-        for mixer in config_values.mixers
+        type_names[0]
+        if token_mixer.compress_rate is None
+        else type_names[1]
+        if token_mixer.indexer is not None
+        else type_names[2]
+        for token_mixer in model_values.mixers
     ]
 
 
-def _compression_rates_by_kind(config_values: ConfigValues) -> dict[str, int]:
-    """Returns layer kind → tokens per compressed entry."""
-    kinds_and_mixers = zip(_written_layer_types(config_values), config_values.mixers, strict=True)
+def _compression_rates_by_kind(model_values: ConfigValues) -> dict[str, int]:
+    """Returns layer kind → tokens per compressed key and value."""
+    kinds_and_mixers = zip(_written_layer_types(model_values), model_values.mixers, strict=True)
     return {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128} | {
-        layer_kind: mixer.compress_rate for layer_kind, mixer in kinds_and_mixers if mixer.compress_rate is not None
+        layer_kind: token_mixer.compress_rate
+        for layer_kind, token_mixer in kinds_and_mixers
+        if token_mixer.compress_rate is not None
     }
 
 

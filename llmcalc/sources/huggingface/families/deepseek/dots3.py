@@ -33,13 +33,17 @@ def _read_dots3_note_text(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
     config.integer("q_lora_rank")
-    mixer = latent_attention(config, output_gate={"per": "head"}, key_norm=True, norm=norm)
+    attention_table = latent_attention(config, output_gate={"per": "head"}, key_norm=True, norm=norm)
     shared_width = config.integer("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
     shared_width *= config.integer("n_shared_experts")
     experts = gated_experts(config, None, shared_width, ("n_routed_experts",), **SIGMOID_ROUTING)
-    sliding = {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}}
-    layer_changes: Table = {"full": {}, "indexed": {"attention": {"indexer": indexer_table}}, "sliding": sliding}
-    block = layer_table(mixer, glu(config), norm)
+    sliding_layer_fields = {"attention": {**_window_sizes(config), "sliding_window": _window_size(config)}}
+    layer_changes: Table = {
+        "full": {},
+        "indexed": {"attention": {"indexer": indexer_table}},
+        "sliding": sliding_layer_fields,
+    }
+    block = layer_table(attention_table, glu(config), norm)
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder_of_kinds(
         config, block, norm, (_attention_kinds(config, depth), layer_changes), (_ffn_kinds(config, depth), ffn_kinds)
@@ -52,7 +56,8 @@ def _attention_kinds(config: Config, depth: int) -> list[str]:
     full_kind = "full" if selects_keys is False else "indexed"
     has_windows = config.flag("use_sliding_window")
     default_layer_kinds = [
-        full_kind if not has_windows or index < 2 or index % 4 == 1 else "sliding" for index in range(depth)
+        full_kind if not has_windows or layer_index < 2 or layer_index % 4 == 1 else "sliding"
+        for layer_index in range(depth)
     ]
     layer_kinds = listed_kinds(config, "layer_types", KIND_BY_LAYER_TYPE, default_layer_kinds)
     if selects_keys is None and config.has("per_layer_config"):
@@ -68,7 +73,8 @@ def _ffn_kinds(config: Config, depth: int) -> list[str]:
         raise config.error("moe_layer_freq", expert_interval, f"an interval, or {depth} whole numbers")
     expert_period = config.integer("moe_layer_freq") if expert_flags is None else 1
     layer_has_experts = [
-        bool(expert_flags[index]) if expert_flags is not None else index % expert_period == 0 for index in range(depth)
+        bool(expert_flags[flag_index]) if expert_flags is not None else flag_index % expert_period == 0
+        for flag_index in range(depth)
     ]
     default_layer_kinds = [
         "moe" if layer_index >= first_expert_layer and layer_has_experts[layer_index] else "dense"

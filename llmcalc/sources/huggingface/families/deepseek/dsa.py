@@ -61,7 +61,8 @@ def indexer_kinds(config: Config, depth: int) -> list[str]:
     if not config.has("indexer_types"):
         indexer_period, indexer_offset = max(config.count("index_topk_freq"), 1), config.count("index_skip_topk_offset")
         default_layer_kinds = [
-            "shared" if max(index - indexer_offset + 1, 0) % indexer_period else "full" for index in range(depth)
+            "shared" if max(layer_index - indexer_offset + 1, 0) % indexer_period else "full"
+            for layer_index in range(depth)
         ]
     return listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default_layer_kinds)
 
@@ -75,14 +76,18 @@ def _sparse_attention_model(config: Config, layer_indexers: list[str]) -> Table:
     ffn = glu(config) if "dense" in ffn_kinds else experts
     ffn_changes = {"dense": {}, "moe": {"feed_forward": experts}}
     block = layer_table(latent_attention(config, indexer=indexer_table), ffn, norm)
-    shared = {"attention": {"indexer": {"shared": True}}}
-    stack = stack_of_combined_kinds((layer_indexers, {"full": {}, "shared": shared}), (ffn_kinds, ffn_changes))
+    shared_layer_fields = {"attention": {"indexer": {"shared": True}}}
+    stack_fields = stack_of_combined_kinds(
+        (layer_indexers, {"full": {}, "shared": shared_layer_fields}), (ffn_kinds, ffn_changes)
+    )
     mtp_fields = mtp_modules(config)
     if mtp_fields and "shared" in layer_indexers:
         mtp_fields["mtp"]["layer"] = next(
-            variant_name for variant_name in ("full-moe", "full-dense", "full") if variant_name in stack["variants"]
+            variant_name
+            for variant_name in ("full-moe", "full-dense", "full")
+            if variant_name in stack_fields["variants"]
         )
-    return decoder(config, block, norm, stack=stack, **mtp_fields)
+    return decoder(config, block, norm, stack=stack_fields, **mtp_fields)
 
 
 def _read_axk2(config: Config) -> Table:
@@ -94,13 +99,16 @@ def _read_axk2(config: Config) -> Table:
         else (0, 1)
     )
     default_layer_kinds = [
-        "moe" if index >= first_expert_layer and index % expert_period == 0 else "dense" for index in range(depth)
+        "moe" if layer_index >= first_expert_layer and layer_index % expert_period == 0 else "dense"
+        for layer_index in range(depth)
     ]
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default_layer_kinds)
     experts = routed_experts(config, **SIGMOID_ROUTING)
     indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
-    dense = {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False} if "dense" in ffn_kinds else {}
-    layer_configs: Table = {"dense": dense, "moe": {}}
+    dense_layer_fields = (
+        {"feed_forward": {"type": "mlp", **glu(config)}, "feed_forward_gate": False} if "dense" in ffn_kinds else {}
+    )
+    layer_configs: Table = {"dense": dense_layer_fields, "moe": {}}
     block = {
         "type": "gated_norm",
         "attention": latent_attention(config, indexer=indexer_table, query_gate=True),

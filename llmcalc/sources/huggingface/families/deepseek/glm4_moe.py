@@ -36,28 +36,28 @@ def _read_glm4_moe(config: Config) -> Table:
     hidden_size, head_count = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.optional_integer("head_dim") or hidden_size // head_count
     biases = attention_biases(config, QKV_BIASES)
-    mixer = attention(config, head_dim=head_dim, position=rope(config, 0.5), **biases, **norm)
+    attention_table = attention(config, head_dim=head_dim, position=rope(config, 0.5), **biases, **norm)
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
-    return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID_ROUTING), layer_kinds)
+    return deepseek_decoder(config, attention_table, routed_experts(config, **SIGMOID_ROUTING), layer_kinds)
 
 
 def _read_dots1(config: Config) -> Table:
     config.require("moe_layer_freq", 1)
     depth = config.integer("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    window = config.optional_integer("sliding_window")
-    first_sliding_layer = depth if window is None else config.count("max_window_layers")
+    window_size = config.optional_integer("sliding_window")
+    first_sliding_layer = depth if window_size is None else config.count("max_window_layers")
     default_layer_kinds = ["full" if layer_index < first_sliding_layer else "sliding" for layer_index in range(depth)]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
-    sliding = {} if window is None else {"attention": {"sliding_window": window}}
-    attention_changes: Table = {"full": {}, "sliding": sliding}
+    sliding_layer_fields = {} if window_size is None else {"attention": {"sliding_window": window_size}}
+    attention_changes: Table = {"full": {}, "sliding": sliding_layer_fields}
     ffn_changes: Table = {
         "dense": {},
         "moe": {"feed_forward": routed_experts(config, **SIGMOID_ROUTING)} if "moe" in ffn_kinds else {},
     }
-    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm))
-    block = layer_table(mixer, glu(config), norm)
+    attention_table = attention(config, **attention_biases(config), **qk_norm_fields(norm))
+    block = layer_table(attention_table, glu(config), norm)
     return decoder_of_kinds(config, block, norm, (attention_kinds, attention_changes), (ffn_kinds, ffn_changes))
 
 
@@ -68,10 +68,12 @@ def _read_minimax_m2(config: Config) -> Table:
         raise config.field_error("attn_type_list", "1 for every layer (full attention)")
     norm = rmsnorm(config.number("rms_norm_eps"))
     rotary_fields = {"rotary_dim": config.integer("rotary_dim")} if config.has("rotary_dim") else {}
-    mixer = attention(config, position={**rope(config), **rotary_fields}, **qk_norm_fields(norm, "projection"))
+    attention_table = attention(
+        config, position={**rope(config), **rotary_fields}, **qk_norm_fields(norm, "projection")
+    )
     num_local_experts = config.integer("num_local_experts", "num_experts")
     experts = moe(num_local_experts, config.integer("num_experts_per_tok"), glu(config), **SIGMOID_ROUTING)
-    return decoder(config, layer_table(mixer, experts, norm), norm)
+    return decoder(config, layer_table(attention_table, experts, norm), norm)
 
 
 FAMILIES = {

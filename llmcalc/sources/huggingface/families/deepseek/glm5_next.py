@@ -90,11 +90,11 @@ def _read_glm5_next_text(config: Config) -> Table:
     layer_kinds = [
         f"{kind}_{ffn_kind}" for kind, ffn_kind in zip(_attention_kinds(config, depth), ffn_kinds, strict=True)
     ]
-    stack = stack_of_kinds(layer_configs, layer_kinds)
-    stack["streams"] = {"type": "hyper", "merge": "mean", **residual_streams}
+    stack_fields = stack_of_kinds(layer_configs, layer_kinds)
+    stack_fields["streams"] = {"type": "hyper", "merge": "mean", **residual_streams}
     prediction_layer = {"type": "block", **layer_table(mixers["full"], ffns_by_kind["moe"], norm)}
-    mtp_fields = add_mtp_modules(config, stack, "prediction", prediction_layer, norm)
-    return decoder(config, stack.pop("block"), norm, stack=stack, **mtp_fields)
+    mtp_fields = add_mtp_modules(config, stack_fields, "prediction", prediction_layer, norm)
+    return decoder(config, stack_fields.pop("block"), norm, stack=stack_fields, **mtp_fields)
 
 
 def _latent_attention(config: Config, indexer_table: Table, latent_fields: Table) -> Table:
@@ -159,12 +159,12 @@ CACHED_PADDING_FLAGS = Deviation(
 )
 
 
-def _mla(config_values: ConfigValues) -> Any:
-    return config_values.find_part(MLA)
+def _mla(model_values: ConfigValues) -> Any:
+    return model_values.find_part(MLA)
 
 
-def _mla_indexer(config_values: ConfigValues) -> Any:
-    return require_present(_mla(config_values).indexer)
+def _mla_indexer(model_values: ConfigValues) -> Any:
+    return require_present(_mla(model_values).indexer)
 
 
 FAMILIES = {

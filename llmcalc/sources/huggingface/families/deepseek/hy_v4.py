@@ -31,7 +31,9 @@ def read_hy_v4(config: Config) -> Table:
     config.require("hidden_act", "silu")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     indexer_table = config.integer_fields("index_n_heads", "index_head_dim", "index_topk")
-    default_layer_kinds = ["shared" if index and (index - 1) % 4 else "full" for index in range(depth)]
+    default_layer_kinds = [
+        "shared" if layer_index and (layer_index - 1) % 4 else "full" for layer_index in range(depth)
+    ]
     layer_indexers = listed_kinds(config, "indexer_types", {"full": "full", "shared": "shared"}, default_layer_kinds)
     check_first_indexer(config, layer_indexers)
     ffn_kinds, experts = dense_or_moe_kinds(config, depth, 1), routed_experts(config, **SIGMOID_ROUTING)
@@ -48,10 +50,12 @@ def read_hy_v4(config: Config) -> Table:
         "hc_magnitude": config.number("hc_magnitude"),
         "hc_eps": config.number("hc_eps"),
     }
-    shared = {"attention": {"indexer": {"shared": True}}}
-    stack = stack_of_combined_kinds((layer_indexers, {"full": {}, "shared": shared}), (ffn_kinds, ffn_changes))
+    shared_layer_fields = {"attention": {"indexer": {"shared": True}}}
+    stack_fields = stack_of_combined_kinds(
+        (layer_indexers, {"full": {}, "shared": shared_layer_fields}), (ffn_kinds, ffn_changes)
+    )
     streams = {"type": "hyper", "hc_mult": config.integer("hc_mult")}
-    return decoder(config, block, norm, stack={**stack, "streams": streams})
+    return decoder(config, block, norm, stack={**stack_fields, "streams": streams})
 
 
 FAMILIES = {

@@ -38,8 +38,8 @@ def _read_kolibri1(config: Config) -> Table:
     shared_width = config.integer("shared_expert_intermediate_size")
     experts = gated_experts(config, shared_width=shared_width, **SIGMOID_ROUTING)
     block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm, "sandwich")
-    stack = sliding_stack(config, kinds_with_nth_full(depth, 5), full_fields=NO_POSITIONS)
-    return decoder(config, block, norm, stack=stack)
+    stack_fields = sliding_stack(config, kinds_with_nth_full(depth, 5), full_fields=NO_POSITIONS)
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 def _read_flint(config: Config) -> Table:
@@ -49,17 +49,20 @@ def _read_flint(config: Config) -> Table:
             name: value for name, value in config.config_fields.items() if name != "mlp_only_layers"
         }
     default_layer_kinds = [
-        "full" if index < 2 or index % 4 == 1 or index == depth - 1 else "sliding" for index in range(depth)
+        "full" if layer_index < 2 or layer_index % 4 == 1 or layer_index == depth - 1 else "sliding"
+        for layer_index in range(depth)
     ]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
-    sliding = {"attention": {"sliding_window": config.integer("sliding_window")}}
-    kinds_and_changes = (attention_kinds, {"full": {"attention": NO_POSITIONS}, "sliding": sliding})
+    sliding_layer_fields = {"attention": {"sliding_window": config.integer("sliding_window")}}
+    kinds_and_changes = (attention_kinds, {"full": {"attention": NO_POSITIONS}, "sliding": sliding_layer_fields})
     attention_fields = {"sinks": True, "float32_scores": True}
-    mixer = attention(config, **attention_fields, **attention_biases(config), **qk_norm_fields(norm))
+    attention_table = attention(config, **attention_fields, **attention_biases(config), **qk_norm_fields(norm))
     shared_expert = glu(config, ffn_width=config.integer("shared_expert_intermediate_size"))
     expert_fields = {"shared_expert": shared_expert, "router": {"scoring_func": "sigmoid"}}
     expert_count = config.count("num_experts")
-    return qwen_moe_decoder(config, expert_count, mixer, expert_fields, kinds_and_changes, float32_product=True)
+    return qwen_moe_decoder(
+        config, expert_count, attention_table, expert_fields, kinds_and_changes, float32_product=True
+    )
 
 
 FAMILIES = {

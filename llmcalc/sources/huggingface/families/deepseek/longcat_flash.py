@@ -36,10 +36,10 @@ def read_longcat_flash(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    stack: Table = {"num_hidden_layers": _layer_count(config)}
+    stack_fields: Table = {"num_hidden_layers": _layer_count(config)}
     mtp_layer = {"type": "block", **layer_table(attention, {"type": "mlp", **glu(config)}, norm)}
-    mtp_fields = add_mtp_modules(config, stack, "mtp", mtp_layer, own_embedding=True)
-    return decoder(config, layer, norm, stack=stack, **mtp_fields)
+    mtp_fields = add_mtp_modules(config, stack_fields, "mtp", mtp_layer, own_embedding=True)
+    return decoder(config, layer, norm, stack=stack_fields, **mtp_fields)
 
 
 def _layer_count(config: Config) -> int:

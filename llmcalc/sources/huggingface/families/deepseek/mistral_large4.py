@@ -27,16 +27,16 @@ def _read_mistral_large4_text(config: Config) -> Table:
         "input_norm": layernorm(1e-6),
         "position_scale": True,
     }
-    mixer = latent_attention(config, q_lora_rank=None, norm=norm, position_scale=True, indexer=indexer_table)
+    attention_table = latent_attention(config, q_lora_rank=None, norm=norm, position_scale=True, indexer=indexer_table)
     position_kinds = _position_kinds(config, depth)
     qk_nope_head_dim = config.integer("qk_nope_head_dim") + rotary_dim
-    nope = {"mla_use_nope": True, "qk_rope_head_dim": 0, "qk_nope_head_dim": qk_nope_head_dim}
-    position_changes: Table = {"rope": {}, "nope": nope}
+    nope_layer_fields = {"mla_use_nope": True, "qk_rope_head_dim": 0, "qk_nope_head_dim": qk_nope_head_dim}
+    position_changes: Table = {"rope": {}, "nope": nope_layer_fields}
     layer_indexers = indexer_kinds(config, depth)
     latent_kinds = _latent_layer_kinds(config, position_kinds)
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     experts = routed_experts(config, expert_count_names=("num_experts", "num_local_experts"))
-    block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
+    block = layer_table(attention_table, glu(config) if "dense" in ffn_kinds else experts, norm)
     combined_kinds = list(zip(position_kinds, layer_indexers, latent_kinds, strict=True))
     layer_configs: Table = {}
     for position_kind, indexer_kind, latent_kind in combined_kinds:
@@ -87,19 +87,19 @@ def _latent_layer_kinds(config: Config, position_kinds: list[str]) -> list[str]:
     return ["computed" if source_layer == index else "shared" for index, source_layer in enumerate(source_layers)]
 
 
-def _rotary_attention(config_values: ConfigValues) -> Any:
+def _rotary_attention(model_values: ConfigValues) -> Any:
     """Returns the attention of a layer with RoPE."""
-    return config_values.find_part(MLA, matches_part=lambda spec_part: not spec_part.mla_use_nope)
+    return model_values.find_part(MLA, matches_part=lambda spec_part: not spec_part.mla_use_nope)
 
 
-def _latent_source_layers(config_values: ConfigValues) -> list[int]:
-    """Returns for each layer the index of the layer whose latents it reads."""
+def _latent_source_layers(model_values: ConfigValues) -> list[int]:
+    """Returns, for each layer, the index of the layer that computes its latents."""
     source_by_nope: dict[bool, int] = {}
     source_layers = []
-    for layer_index, mixer in enumerate(config_values.mixers):
-        if not mixer.kv_shared:
-            source_by_nope[mixer.mla_use_nope] = layer_index
-        source_layers.append(source_by_nope[mixer.mla_use_nope])
+    for layer_index, token_mixer in enumerate(model_values.mixers):
+        if not token_mixer.kv_shared:
+            source_by_nope[token_mixer.mla_use_nope] = layer_index
+        source_layers.append(source_by_nope[token_mixer.mla_use_nope])
     return source_layers
 
 

@@ -36,8 +36,8 @@ def _read_solar_open(config: Config) -> Table:
     config.require_if_present("use_qk_norm", False)
     config.integer("n_shared_experts")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **attention_biases(config, QKV_BIASES))
-    return decoder(config, layer_table(mixer, routed_experts(config, **SIGMOID_ROUTING), norm), norm)
+    attention_table = attention(config, **attention_biases(config, QKV_BIASES))
+    return decoder(config, layer_table(attention_table, routed_experts(config, **SIGMOID_ROUTING), norm), norm)
 
 
 def _read_mellum(config: Config) -> Table:
@@ -45,20 +45,27 @@ def _read_mellum(config: Config) -> Table:
     note_uncounted_mtp(config)
     depth = config.integer("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    window = config.optional_integer("sliding_window")
+    window_size = config.optional_integer("sliding_window")
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
     ffn_kinds = dense_or_moe_kinds(config, depth, 0)
-    mixer = attention(
+    attention_table = attention(
         config, position=rope(config, layer_kind="full_attention"), **attention_biases(config), **qk_norm_fields(norm)
     )
-    position = rope(config, layer_kind="sliding_attention")
-    sliding_attention = {"position": position, **({} if window is None else {"sliding_window": window})}
+    position_encoding = rope(config, layer_kind="sliding_attention")
+    sliding_attention = {
+        "position": position_encoding,
+        **({} if window_size is None else {"sliding_window": window_size}),
+    }
     experts = gated_experts(config, count_fields=("num_experts", "num_local_experts"))
-    block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
+    block = layer_table(attention_table, glu(config) if "dense" in ffn_kinds else experts, norm)
     layer_changes: Table = {"dense": {}, "moe": {"feed_forward": experts} if "dense" in ffn_kinds else {}}
-    sliding = {"attention": sliding_attention}
+    sliding_layer_fields = {"attention": sliding_attention}
     return decoder_of_kinds(
-        config, block, norm, (attention_kinds, {"full": {}, "sliding": sliding}), (ffn_kinds, layer_changes)
+        config,
+        block,
+        norm,
+        (attention_kinds, {"full": {}, "sliding": sliding_layer_fields}),
+        (ffn_kinds, layer_changes),
     )
 
 

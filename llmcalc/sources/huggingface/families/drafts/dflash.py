@@ -34,27 +34,27 @@ from .eagle import COMMON_DEFAULTS, IGNORED_FIELDS, LATENT_SIZES
 def _read_dflash(config: Config) -> Table:
     """Reads DFlash: Qwen3's layers, which also project the target's states to keys and values."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    hidden_size, mixer = config.integer("hidden_size"), _attention(config, norm)
+    hidden_size, attention_table = config.integer("hidden_size"), _attention(config, norm)
     default_kind = "sliding" if config.flag("use_swa") else "full"
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, [default_kind] * depth)
     if "sliding" in layer_kinds:
         sliding_layer = {"attention": {"sliding_window": config.integer("sliding_window", "swa_window_size")}}
-        stack = stack_of_combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
+        stack_fields = stack_of_combined_kinds((layer_kinds, {"full": {}, "sliding": sliding_layer}))
     else:
         config.fields_read.update(("sliding_window", "swa_window_size"))
-        stack = {}
+        stack_fields = {}
     state_count = depth if config.get(*STATE_LAYERS) is None else len(config.integers(*STATE_LAYERS))
     target_width = config.optional_integer("target_hidden_size") or hidden_size
-    stack["streams"] = {
+    stack_fields["streams"] = {
         "type": "target_states", "start": "embedding", "states": state_count, "output_norm": norm,
         **({"size": target_width} if target_width != hidden_size else {}),
     }  # fmt: skip
     vocab_size = config.integer("vocab_size")
     draft_vocab_size = config.optional_integer("draft_vocab_size") or vocab_size
-    block = layer_table(mixer, _layer_ffn(config), norm)
-    head = {"draft_vocab_size": draft_vocab_size} if draft_vocab_size != vocab_size else None
+    block = layer_table(attention_table, _layer_ffn(config), norm)
+    head_fields = {"draft_vocab_size": draft_vocab_size} if draft_vocab_size != vocab_size else None
     from_target = _parts_of_target(config, target_width == hidden_size, draft_vocab_size == vocab_size)
-    return decoder(config, block, norm, head, stack, tie_word_embeddings=False, from_target=from_target)
+    return decoder(config, block, norm, head_fields, stack_fields, tie_word_embeddings=False, from_target=from_target)
 
 
 def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: bool) -> list[str]:
@@ -70,9 +70,9 @@ def _parts_of_target(config: Config, has_target_width: bool, has_target_vocab: b
 
 def _attention(config: Config, norm: Table) -> Table:
     """Returns grouped-query attention, or latent attention if `attention_mode` is `mla`."""
-    heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
+    head_count, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
     shared_fields: Table = {
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         "attention_bias": config.flag("attention_bias"),
         "norm": norm,
         "position": rope(config),
@@ -82,9 +82,9 @@ def _attention(config: Config, norm: Table) -> Table:
             "type": "context",
             **shared_fields,
             **({"sinks": True} if config.flag("attention_sink_bias") else {}),
-            "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
+            "num_key_value_heads": config.optional_integer("num_key_value_heads") or head_count,
             "head_dim": config.optional_integer("head_dim")
-            or config.quotient("num_attention_heads", hidden_size, heads),
+            or config.quotient("num_attention_heads", hidden_size, head_count),
         }
     config.require("mla_use_output_gate", None, False)
     config.require("attention_sink_bias", None, False)

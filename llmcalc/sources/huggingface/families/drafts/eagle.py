@@ -42,24 +42,26 @@ def _read_eagle(config: Config) -> Table:
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
     has_bias = config.flag("attention_bias")
-    mixer = attention(config, **biases(config.flag("qkv_bias") or has_bias, *QKV_BIASES), **biases(has_bias, "o_bias"))
-    block = layer_table(mixer, glu(config), norm)
+    attention_table = attention(
+        config, **biases(config.flag("qkv_bias") or has_bias, *QKV_BIASES), **biases(has_bias, "o_bias")
+    )
+    block = layer_table(attention_table, glu(config), norm)
     bias_field = "bias" if config.get("fusion_bias") is None else "fusion_bias"
     config.fields_read.update(("bias", "fusion_bias"))
     target_states = {"type": "target_states", "start": "joined", "states": 1, "bias": config.flag(bias_field)}
-    stack: Table = {"streams": target_states}
+    stack_fields: Table = {"streams": target_states}
     has_norms = config.flag("layernorms")
     if has_norms:
-        stack["embedding_norm"] = norm
+        stack_fields["embedding_norm"] = norm
     else:
-        stack |= {
+        stack_fields |= {
             "variants": {"first": {"without_norms": ["self_attn_pre_norm"]}, "later": {}},
             "first_layers": ["first"],
             "pattern": ["first" if config.integer("num_hidden_layers") == 1 else "later"],
         }
     from_target = ["embed_tokens", "lm_head"]
     final_norm = norm if has_norms else None
-    return decoder(config, block, final_norm, stack=stack, tie_word_embeddings=False, from_target=from_target)
+    return decoder(config, block, final_norm, stack=stack_fields, tie_word_embeddings=False, from_target=from_target)
 
 
 def _read_eagle3(config: Config) -> Table:
@@ -91,20 +93,22 @@ def _read_eagle3_gpt_oss(config: Config) -> Table:
 
 def _attention(config: Config, has_qk_norm: bool) -> Table:
     """Returns the draft's grouped-query attention with an explicit head size, as the layer's input is wider."""
-    hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, heads)
+    hidden_size, head_count = config.integer("hidden_size"), config.integer("num_attention_heads")
+    head_dim = config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, head_count)
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))) if has_qk_norm else {}
     return attention(config, head_dim=head_dim, **attention_biases(config), **qk_norms)
 
 
-def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_before_residual: bool = False) -> Table:
+def _draft_of_hidden_states(
+    config: Config, token_mixer: Table, ffn: Table, norm_before_residual: bool = False
+) -> Table:
     """Returns an EAGLE-3 draft model from the attention and the FFN of its layers.
 
     norm_before_residual: whether the residual is normalized even if the config does not say so.
     """
     _require_state_projection(config)
     hidden_size, norm = config.integer("hidden_size"), rmsnorm(config.number("rms_norm_eps"))
-    block: Table = layer_table(mixer, ffn, norm)
+    block: Table = layer_table(token_mixer, ffn, norm)
     residual_is_normalized = config.flag("norm_before_residual") or norm_before_residual
     first_layer_fields: Table = {"type": "draft", "norm_before_residual": residual_is_normalized}
     target_width = config.optional_integer("target_hidden_size") or hidden_size
@@ -118,15 +122,15 @@ def _draft_of_hidden_states(config: Config, mixer: Table, ffn: Table, norm_befor
         **({"joined_norm": norm} if config.flag("norm_before_fc") else {}),
     }
     draft_vocab_size = config.optional_integer("draft_vocab_size") or config.integer("vocab_size")
-    stack: Table = {"streams": target_states}
+    stack_fields: Table = {"streams": target_states}
     if config.integer("num_hidden_layers") == 1:
         block |= first_layer_fields
     else:
         variants = {"first": first_layer_fields, "later": {}}
-        stack |= {"variants": variants, "first_layers": ["first"], "pattern": ["later"]}
-    head = {"draft_vocab_size": draft_vocab_size}
+        stack_fields |= {"variants": variants, "first_layers": ["first"], "pattern": ["later"]}
+    head_fields = {"draft_vocab_size": draft_vocab_size}
     from_target = ["embed_tokens"] if target_width == hidden_size else []
-    return decoder(config, block, norm, head, stack, tie_word_embeddings=False, from_target=from_target)
+    return decoder(config, block, norm, head_fields, stack_fields, tie_word_embeddings=False, from_target=from_target)
 
 
 def _require_state_projection(config: Config) -> None:
@@ -166,7 +170,7 @@ EXPERT_SIZES = ("num_experts", "num_local_experts", "num_experts_per_tok", "moe_
 
 
 def _class_defaults_of_fields(model_type: str, *fields: str) -> dict[str, Any]:
-    """Returns EAGLE-3's defaults, with those of another configuration class for some fields."""
+    """Returns EAGLE-3's defaults, in which some fields have the defaults of another configuration class."""
     return {
         **EAGLE3_DEFAULTS,
         **{name: default_value for name, default_value in class_defaults(model_type).items() if name in fields},

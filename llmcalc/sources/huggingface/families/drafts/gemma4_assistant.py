@@ -64,14 +64,14 @@ def _draft_model(config: Config, draft_model_type: str, usual_values: dict[str, 
     return model_fields
 
 
-def _share_target_keys(stack: Table, has_double_wide_mlp: bool) -> None:
+def _share_target_keys(stack_fields: Table, has_double_wide_mlp: bool) -> None:
     """Makes all layers read the target's keys and values. has_double_wide_mlp: whether FFNs have twice the width."""
-    block = dict(stack["block"])
+    block = dict(stack_fields["block"])
     block["attention"] = {**block["attention"], "kv_shared": True}
     if has_double_wide_mlp:
         ffn = block["feed_forward"]
         block["feed_forward"] = {**ffn, "intermediate_size": 2 * ffn["intermediate_size"]}
-    stack["block"] = block
+    stack_fields["block"] = block
 
 
 DEFAULTS: dict[str, Any] = {

@@ -25,18 +25,23 @@ def _read_medusa(config: Config) -> Table:
             "hidden_size, vocab_size: missing, as in all configs of FasterDecoding's Medusa; expected both in the "
             f"file, as in the config of the target {target_model}"
         )
-    heads = {
+    head_fields = {
         "num_heads": config.integer(*HEAD_COUNT_FIELDS),
         "num_layers": config.integer(*LAYER_COUNT_FIELDS),
         "bias": is_published_class or config.flag("medusa_fc_bias"),
         "shared_projection": config.flag("original_lm_head"),
     }
     config.fields_read.update(("medusa_fc_bias", "base_model_name_or_path"))
-    if is_published_class and heads["num_layers"] > 1:
-        raise config.error("medusa_num_layers", heads["num_layers"], "1, for more layers of a head have one weight")
+    if is_published_class and head_fields["num_layers"] > 1:
+        raise config.error(
+            "medusa_num_layers", head_fields["num_layers"], "1, for more layers of a head have one weight"
+        )
     vocab_size = config.integer("vocab_size")
     scored_vocab_size = config.count("truncated_vocab_size") or vocab_size  # 0 for the whole vocabulary in speculators
-    head = {"medusa": heads, **({} if scored_vocab_size == vocab_size else {"draft_vocab_size": scored_vocab_size})}
+    head = {
+        "medusa": head_fields,
+        **({} if scored_vocab_size == vocab_size else {"draft_vocab_size": scored_vocab_size}),
+    }
     return _model_of_heads(config, head)
 
 
@@ -54,12 +59,12 @@ def _read_mlp_speculator(config: Config) -> Table:
     return _model_of_heads(config, {"mlp_speculator": head_fields})
 
 
-def _model_of_heads(config: Config, head: Table) -> Table:
+def _model_of_heads(config: Config, head_fields: Table) -> Table:
     """Returns a draft model of one empty layer, with prediction heads that read the target's last hidden state."""
     empty_part = {"type": "none"}
-    stack = {"num_hidden_layers": 1, "streams": {"type": "target_states", "start": "state", "states": 1}}
+    stack_fields = {"num_hidden_layers": 1, "streams": {"type": "target_states", "start": "state", "states": 1}}
     block = layer_table(empty_part, empty_part, rmsnorm(1e-6))
-    return decoder(config, block, None, head, stack, tie_word_embeddings=False)
+    return decoder(config, block, None, head_fields, stack_fields, tie_word_embeddings=False)
 
 
 FAMILIES = {

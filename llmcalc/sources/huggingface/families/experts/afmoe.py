@@ -45,9 +45,11 @@ def _dense_and_expert_ffns(config: Config, layer_kinds: list[str], shared_width:
 def _read_afmoe(config: Config) -> Table:
     """Reads AFMoE: a norm before and after each sublayer; full-attention layers have no position encoding."""
     depth, norm = config.integer("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, output_gate={"per": "element"}, **attention_biases(config), **qk_norm_fields(norm))
+    attention_table = attention(
+        config, output_gate={"per": "element"}, **attention_biases(config), **qk_norm_fields(norm)
+    )
     full_attention_period = config.integer("global_attn_every_n_layers") if config.get("layer_types") is None else depth
-    sliding_attention = {"position": mixer.pop("position"), **_window_field(config)}
+    sliding_attention = {"position": attention_table.pop("position"), **_window_field(config)}
     attention_kinds = (
         listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds_with_nth_full(depth, full_attention_period)),
         {"full": {}, "sliding": {"attention": sliding_attention}},
@@ -55,7 +57,7 @@ def _read_afmoe(config: Config) -> Table:
     layer_kinds = dense_or_moe_kinds(config, depth, config.count("num_dense_layers"))
     shared_width = config.integer("moe_intermediate_size") * config.count("num_shared_experts")
     ffn_kinds = _dense_and_expert_ffns(config, layer_kinds, shared_width)
-    block = layer_table(mixer, glu(config), norm, "sandwich")
+    block = layer_table(attention_table, glu(config), norm, "sandwich")
     return decoder_of_kinds(config, block, norm, attention_kinds, ffn_kinds)
 
 
@@ -67,7 +69,7 @@ def _read_laguna(config: Config) -> Table:
     gate_scope = "element" if config.get("gating") == "per-element" else "head"
     if config.has("gating_types") and set(config.texts("gating_types")) != {f"per_{gate_scope}"}:
         raise config.field_error("gating_types", f"per_{gate_scope} for every layer, as gating says")
-    mixer = attention(
+    attention_table = attention(
         config,
         output_gate={"per": gate_scope},
         num_key_value_heads=config.integer("num_key_value_heads"),
@@ -75,24 +77,25 @@ def _read_laguna(config: Config) -> Table:
         **qk_norm_fields(norm),
     )
     if config.get("num_attention_heads_per_layer") is None:
-        heads = [config.integer("num_attention_heads")] * depth
+        head_counts = [config.integer("num_attention_heads")] * depth
     else:
-        heads = config.integers("num_attention_heads_per_layer")
-    if len(heads) != depth or 0 in heads:
-        raise config.error("num_attention_heads_per_layer", heads, f"{depth} positive whole numbers")
+        head_counts = config.integers("num_attention_heads_per_layer")
+    if len(head_counts) != depth or 0 in head_counts:
+        raise config.error("num_attention_heads_per_layer", head_counts, f"{depth} positive whole numbers")
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
-    has_varying_heads = len({*zip(attention_kinds, heads, strict=True)}) > len({*attention_kinds})
+    has_varying_heads = len({*zip(attention_kinds, head_counts, strict=True)}) > len({*attention_kinds})
     layer_kinds = [
-        f"{kind}{count}" if has_varying_heads else kind for kind, count in zip(attention_kinds, heads, strict=True)
+        f"{kind}{count}" if has_varying_heads else kind
+        for kind, count in zip(attention_kinds, head_counts, strict=True)
     ]
     window_changes = {"full": {}, "sliding": _window_field(config)}
     attention_changes = {
         variant_name: {"attention": {"num_attention_heads": head_count, **window_changes[layer_kind]}}
-        for variant_name, head_count, layer_kind in zip(layer_kinds, heads, attention_kinds, strict=True)
+        for variant_name, head_count, layer_kind in zip(layer_kinds, head_counts, attention_kinds, strict=True)
     }
     shared_width = config.count("shared_expert_intermediate_size")
     ffn_kinds = _dense_and_expert_ffns(config, dense_or_moe_kinds(config, depth, 1), shared_width)
-    block = layer_table(mixer, glu(config), norm)
+    block = layer_table(attention_table, glu(config), norm)
     return decoder_of_kinds(config, block, norm, (layer_kinds, attention_changes), ffn_kinds)
 
 

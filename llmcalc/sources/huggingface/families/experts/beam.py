@@ -29,23 +29,25 @@ from ..deepseek.deepseek import SIGMOID_ROUTING
 
 def _read_beam(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(
+    attention_table = attention(
         config,
         position=rope(config, layer_kind="sliding_attention"),
         output_gate={"per": "element", "bias": "head"},
         **attention_biases(config),
         **qk_norm_fields(norm),
     )
-    default_layer_kinds = ["sliding" if (index + 1) % 6 and index < depth - 1 else "full" for index in range(depth)]
+    default_layer_kinds = [
+        "sliding" if (layer_index + 1) % 6 and layer_index < depth - 1 else "full" for layer_index in range(depth)
+    ]
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     rope_parameters = config.config_fields.get("rope_parameters") or {}
     full_layer_changes = {} if rope_parameters.get("full_attention") else {"attention": {"position": "none"}}
-    window = config.optional_integer("sliding_window")
-    if window is None and "sliding" in attention_kinds:
+    window_size = config.optional_integer("sliding_window")
+    if window_size is None and "sliding" in attention_kinds:
         raise config.error("sliding_window", None, "a number of tokens, for there are layers with a window")
     experts = gated_experts(config, **SIGMOID_ROUTING)
-    block = layer_table(mixer, glu(config), norm, "sandwich")
-    layer_changes: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window}}}
+    block = layer_table(attention_table, glu(config), norm, "sandwich")
+    layer_changes: Table = {"full": full_layer_changes, "sliding": {"attention": {"sliding_window": window_size}}}
     ffn_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder_of_kinds(
         config, block, norm, (attention_kinds, layer_changes), (dense_or_moe_kinds(config, depth, 3), ffn_kinds)

@@ -13,18 +13,22 @@ from ...parts import ACTIVATIONS, Table, decoder, layer_table, layernorm, moe, r
 def _read_dbrx(config: Config) -> Table:
     attn_config = config.section("attn_config", {"kv_n_heads": 1})
     ffn_config = config.section("ffn_config", FFN_DEFAULTS)
-    heads, norm = config.integer("num_attention_heads"), layernorm(bias=False)
+    head_count, norm = config.integer("num_attention_heads"), layernorm(bias=False)
     activation = ffn_config.table("ffn_act_fn").get("name", "silu")
     if activation not in ACTIVATIONS:
         raise ffn_config.error("ffn_act_fn", activation, "a name among " + ", ".join(ACTIVATIONS))
     num_key_value_heads = attn_config.integer("kv_n_heads")
-    mixer = {"num_attention_heads": heads, "num_key_value_heads": num_key_value_heads, "position": rope(attn_config)}
-    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
+    attention_table = {
+        "num_attention_heads": head_count,
+        "num_key_value_heads": num_key_value_heads,
+        "position": rope(attn_config),
+    }
+    config.quotient("num_attention_heads", config.integer("hidden_size"), head_count)
     intermediate_size = ffn_config.integer("ffn_hidden_size")
     expert = {"intermediate_size": intermediate_size, "hidden_act": ACTIVATIONS[activation], "gated": True}
     moe_num_experts = ffn_config.integer("moe_num_experts")
     experts = moe(moe_num_experts, ffn_config.integer("moe_top_k"), expert, expert_loop=True, sliced_experts=True)
-    return decoder(config, layer_table(mixer, experts, norm), norm)
+    return decoder(config, layer_table(attention_table, experts, norm), norm)
 
 
 FFN_DEFAULTS: Table = {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1, "ffn_act_fn": {"name": "silu"}}

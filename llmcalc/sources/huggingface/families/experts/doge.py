@@ -19,43 +19,45 @@ def _read_doge(config: Config) -> Table:
     # a field of the first checkpoints' own code; the class reads mlp_bias
     config.require_if_present("hidden_bias", False)
     hidden_size = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer: Table = {
+    attention_table: Table = {
         "type": "dynamic_mask",
-        "num_attention_heads": heads,
-        "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
-        "head_dim": config.optional_integer("head_dim") or _head_dim(config, hidden_size, heads),
+        "num_attention_heads": head_count,
+        "num_key_value_heads": config.optional_integer("num_key_value_heads") or head_count,
+        "head_dim": config.optional_integer("head_dim") or _head_dim(config, hidden_size, head_count),
         "keep_window_size": config.integer("keep_window_size"),
         "attention_bias": config.flag("attention_bias"),
         "norm": norm,
         "position": rope(config),
     }
     if config.optional_integer("sliding_window") is not None:
-        mixer["sliding_window"] = config.integer("sliding_window")
+        attention_table["sliding_window"] = config.integer("sliding_window")
     dense_ffn = glu(config, config.flag("mlp_bias"))
-    block = layer_table(mixer, _product_key_moe(config, dense_ffn) if config.flag("is_moe") else dense_ffn, norm)
+    block = layer_table(
+        attention_table, _product_key_moe(config, dense_ffn) if config.flag("is_moe") else dense_ffn, norm
+    )
     return decoder(config, {**block, "residual_scale": "residual"}, norm)
 
 
-def _head_dim(config: Config, hidden_size: int, heads: int) -> int:
+def _head_dim(config: Config, hidden_size: int, head_count: int) -> int:
     """Returns the size of a head: hidden_size / heads, rounded down."""
-    if heads > hidden_size:
-        raise config.error("num_attention_heads", heads, f"at most hidden_size {hidden_size}")
-    return hidden_size // heads
+    if head_count > hidden_size:
+        raise config.error("num_attention_heads", head_count, f"at most hidden_size {hidden_size}")
+    return hidden_size // head_count
 
 
 def _product_key_moe(config: Config, shared_expert: Table) -> Table:
     """Returns product-key experts (the largest square number up to num_experts); the dense FFN is a shared expert."""
     expert_count, top_k = config.integer("num_experts"), config.integer("num_experts_per_tok")
-    key_count = isqrt(expert_count)
-    if top_k > key_count**2:
+    keys_per_half = isqrt(expert_count)
+    if top_k > keys_per_half**2:
         raise config.error(
-            "num_experts_per_tok", top_k, f"at most the {key_count**2} of {expert_count} experts that form a square"
+            "num_experts_per_tok", top_k, f"at most the {keys_per_half**2} of {expert_count} experts that form a square"
         )
     routed_experts_table = {
         "num_experts": expert_count,
-        "num_keys": key_count,
+        "num_keys": keys_per_half,
         "num_experts_per_tok": top_k,
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }

@@ -55,8 +55,10 @@ def _read_ernie4_5_moe(config: Config) -> Table:
     expert_interval = config.integer("moe_layer_interval")
     last_expert_layer = depth - 1 if config.get("moe_layer_end_index") == -1 else config.count("moe_layer_end_index")
     layer_kinds = [
-        "moe" if first_expert_layer <= index <= last_expert_layer and (index + 1) % expert_interval == 0 else "dense"
-        for index in range(depth)
+        "moe"
+        if first_expert_layer <= layer_index <= last_expert_layer and (layer_index + 1) % expert_interval == 0
+        else "dense"
+        for layer_index in range(depth)
     ]
     return _ffn_kinds(config, layer_kinds, config.integer("moe_intermediate_size"), {"bias": _has_bias(config)})
 
@@ -96,7 +98,7 @@ BAIDU_MODEL_TYPE = "ernie4_5_moe_vl"
 
 
 def _text_expert_number(config: Config, field_name: str, maximum: int) -> int:
-    """Returns a number of the text experts; earlier configs state it twice, for text and for image experts.
+    """Returns a size of the text experts; earlier configs list two values, for text and for image experts.
 
     Raises `InputError` if the two differ.
     """
@@ -108,7 +110,9 @@ def _text_expert_number(config: Config, field_name: str, maximum: int) -> int:
     return bounded_counts.pop()
 
 
-def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: Table, **expert_fields: Table) -> Table:
+def _ffn_kinds(
+    config: Config, layer_kinds: list[str], expert_width: int, head_fields: Table, **expert_fields: Table
+) -> Table:
     norm, has_bias = rmsnorm(config.number("rms_norm_eps")), _has_bias(config)
     model_type = config.config_fields.get("model_type")
     lacks_shared_experts = model_type == BAIDU_MODEL_TYPE and not config.has("moe_num_shared_experts")
@@ -124,9 +128,9 @@ def _ffn_kinds(config: Config, layer_kinds: list[str], expert_width: int, head: 
         **expert_fields,
     )
     block = layer_table(attention(config, **biases(has_bias, *QKVO_BIASES)), glu(config, has_bias), norm)
-    stack = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
-    mtp_fields = add_mtp_modules(config, stack, "dense", {}, final_norm=False)
-    return decoder(config, block, norm, head=head, stack=stack, **mtp_fields)
+    stack_fields = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
+    mtp_fields = add_mtp_modules(config, stack_fields, "dense", {}, final_norm=False)
+    return decoder(config, block, norm, head=head_fields, stack=stack_fields, **mtp_fields)
 
 
 IGNORED_FIELDS = field_names("""
@@ -144,8 +148,8 @@ IGNORED_FIELDS = field_names("""
 ALIASES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
 
 
-def _expert_interval(config_values: ConfigValues) -> int:
-    moe_layers = config_values.expert_layers()
+def _expert_interval(model_values: ConfigValues) -> int:
+    moe_layers = model_values.expert_layers()
     return moe_layers[1] - moe_layers[0] if len(moe_layers) > 1 else 1
 
 

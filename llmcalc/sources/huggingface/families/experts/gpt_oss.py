@@ -30,17 +30,17 @@ from ...parts import (
 
 def _read_gpt_oss(config: Config) -> Table:
     block = _gpt_oss_layer(config, clamped_gpt_oss_ffn(glu(config, bias=True)), float32_softmax=False)
-    stack = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 2))
-    return decoder(config, block, block["norm"], stack=stack)
+    stack_fields = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 2))
+    return decoder(config, block, block["norm"], stack=stack_fields)
 
 
 def _gpt_oss_layer(config: Config, expert: Table, **attention_fields: Any) -> Table:
     """Returns a layer of gpt-oss. attention_fields: additional fields of the layer's attention."""
     num_local_experts = config.integer("num_local_experts", "num_experts")
     experts = moe(num_local_experts, config.integer("num_experts_per_tok"), expert, router={"bias": True})
-    mixer = attention(config, sinks=True, **attention_biases(config), **attention_fields)
+    attention_table = attention(config, sinks=True, **attention_biases(config), **attention_fields)
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    return layer_table(mixer, experts, norm)
+    return layer_table(attention_table, experts, norm)
 
 
 def _read_privacy_filter(config: Config) -> Table:

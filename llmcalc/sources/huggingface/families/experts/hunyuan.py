@@ -150,8 +150,8 @@ EXPERT_FIELDS = {"num_experts", "moe_topk", "num_shared_expert", "moe_intermedia
 """Fields that are not read for a model without experts."""
 
 
-def _top_k_of_layers(config_values: ConfigValues) -> Any:
-    top_k_by_layer = [ffn.num_experts_per_tok for ffn in config_values.networks]
+def _top_k_of_layers(model_values: ConfigValues) -> Any:
+    top_k_by_layer = [ffn.num_experts_per_tok for ffn in model_values.networks]
     return top_k_by_layer if len({*top_k_by_layer}) > 1 else top_k_by_layer[0]
 
 

@@ -24,7 +24,7 @@ KIND_BY_LAYER_TYPE = {"hybrid": "full", "hybrid_sliding": "sliding"}
 
 def profile_mixers(config: Config) -> tuple[Table, Table]:
     """Returns the fields of attention with learned scores of distances, and the fields that sliding layers change."""
-    window = config.integer("sliding_window_size")
+    window_size = config.integer("sliding_window_size")
     full_attention: Table = {
         **config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim"),
         "relative_rank": config.integer("d_rel"),
@@ -35,8 +35,8 @@ def profile_mixers(config: Config) -> tuple[Table, Table]:
         "num_attention_heads": config.integer("swa_num_attention_heads"),
         "num_key_value_heads": config.integer("swa_num_key_value_heads"),
         "head_dim": config.integer("swa_head_dim"),
-        "relative_extent": window,
-        "sliding_window": window,
+        "relative_extent": window_size,
+        "sliding_window": window_size,
     }
     return full_attention, sliding_attention
 
@@ -44,7 +44,7 @@ def profile_mixers(config: Config) -> tuple[Table, Table]:
 def _read_inkling_text(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     full_attention, sliding_attention = profile_mixers(config)
-    kernel_size, mixer = full_attention["conv_kernel_size"], {"type": "profile", **full_attention, "norm": norm}
+    kernel_size, token_mixer = full_attention["conv_kernel_size"], {"type": "profile", **full_attention, "norm": norm}
     expert_width, dense_width = _ffn_widths(config)
     shared_expert_count = config.integer("n_shared_experts")
     shared_width, count_fields = expert_width * shared_expert_count, ("n_routed_experts",)
@@ -54,18 +54,18 @@ def _read_inkling_text(config: Config) -> Table:
     dense_ffn: Table = {"type": "mlp", **glu(config, ffn_width=dense_width), "output_scale": True}
     block = {
         "type": "convolved",
-        "attention": mixer,
+        "attention": token_mixer,
         "feed_forward": dense_ffn if "dense" in ffn_kinds else experts,
         "norm": norm,
         "conv_kernel_size": kernel_size,
     }
     layer_changes: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
-    stack = stack_of_combined_kinds(
+    stack_fields = stack_of_combined_kinds(
         (_attention_kinds(config, depth), layer_changes), (ffn_kinds, {"dense": {}, "moe": {"feed_forward": experts}})
     )
-    stack["embedding_norm"] = norm
+    stack_fields["embedding_norm"] = norm
     _note_uncounted_prediction(config)
-    return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
+    return {**decoder(config, block, norm, stack=stack_fields), "tie_word_embeddings": False}
 
 
 def _ffn_widths(config: Config) -> tuple[int, int]:
@@ -107,12 +107,16 @@ FLOAT32_STATES = Deviation(
 )
 
 
-def _full_attention(config_values: ConfigValues) -> Any:
-    return require_present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is None), None))
+def _full_attention(model_values: ConfigValues) -> Any:
+    return require_present(
+        next((token_mixer for token_mixer in model_values.mixers if token_mixer.sliding_window is None), None)
+    )
 
 
-def _sliding_attention(config_values: ConfigValues) -> Any:
-    return require_present(next((mixer for mixer in config_values.mixers if mixer.sliding_window is not None), None))
+def _sliding_attention(model_values: ConfigValues) -> Any:
+    return require_present(
+        next((token_mixer for token_mixer in model_values.mixers if token_mixer.sliding_window is not None), None)
+    )
 
 
 MIXER_WRITERS: FieldWriters = {

@@ -38,8 +38,8 @@ def _read_inkling2_text(config: Config) -> Table:
         "feed_forward_blocks": 1,
         "separate_inputs": True,
     }
-    sliding = {"attention": sliding_attention, "separate_inputs": False}
-    attention_by_kind: dict[str, Table] = {"full": {}, "sliding": sliding}
+    sliding_layer_fields = {"attention": sliding_attention, "separate_inputs": False}
+    attention_by_kind: dict[str, Table] = {"full": {}, "sliding": sliding_layer_fields}
     default_layer_kinds = ["sliding" if (layer_index + 1) % 6 else "full" for layer_index in range(depth)]
     block_size, layers = config.integer("n_layers_per_attn_res_block"), []
     for layer_index, layer_kind in enumerate(
@@ -63,14 +63,16 @@ def _read_inkling2_text(config: Config) -> Table:
         "norm": {"type": "rmsnorm", "weight": False, "eps": 1e-6},
         "normed_values": True,
     }
-    stack = {**stack_of_layers(layers), "streams": residual_streams, "embedding_norm": norm}
-    return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
+    stack_fields = {**stack_of_layers(layers), "streams": residual_streams, "embedding_norm": norm}
+    return {**decoder(config, block, norm, stack=stack_fields), "tie_word_embeddings": False}
 
 
-def _block_size(config_values: ConfigValues) -> int:
+def _block_size(model_values: ConfigValues) -> int:
     """Returns the number of layers per block of attention residuals; all layers if there is a single block."""
-    block_starts = [index for index, layer in enumerate(config_values.layers) if getattr(layer, "starts_block", False)]
-    return block_starts[1] if len(block_starts) > 1 else len(config_values.layers)
+    block_starts = [
+        layer_index for layer_index, layer in enumerate(model_values.layers) if getattr(layer, "starts_block", False)
+    ]
+    return block_starts[1] if len(block_starts) > 1 else len(model_values.layers)
 
 
 EARLIER_NAMES = {

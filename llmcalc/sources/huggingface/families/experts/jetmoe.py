@@ -12,16 +12,19 @@ from ...parts import Table, decoder, glu, layer_table, moe, rmsnorm, rope
 
 def _read_jetmoe(config: Config) -> Table:
     expert_count, top_k = config.integer("num_local_experts"), config.integer("num_experts_per_tok")
-    heads = {"num_key_value_heads": config.integer("num_key_value_heads"), "head_dim": config.integer("kv_channels")}
-    mixer = {
+    head_fields = {
+        "num_key_value_heads": config.integer("num_key_value_heads"),
+        "head_dim": config.integer("kv_channels"),
+    }
+    token_mixer = {
         "type": "mixture_of_attention",
         "num_experts": expert_count,
         "num_experts_per_tok": top_k,
-        **heads,
+        **head_fields,
         "position": rope(config),
     }
     ffn = moe(expert_count, top_k, glu(config, activation_field="activation_function"), output_bias=True)
-    block: Table = layer_table(mixer, ffn, rmsnorm())
+    block: Table = layer_table(token_mixer, ffn, rmsnorm())
     return decoder(config, block, rmsnorm(config.number("rms_norm_eps")))
 
 

@@ -44,18 +44,18 @@ def _read_mimo_v2_flash(config: Config) -> Table:
     """
     config.require_fields(add_swa_attention_sink_bias=True, add_full_attention_sink_bias=False)
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(
+    attention_table = attention(
         config,
         v_head_dim=config.integer("v_head_dim"),
         num_key_value_heads=config.integer("num_key_value_heads"),
         **attention_biases(config, QKV_BIASES),
     )
     if config.has("sliding_window_size"):
-        window = config.integer("sliding_window_size") + 1
+        window_size = config.integer("sliding_window_size") + 1
     else:
-        window = config.integer("sliding_window")
+        window_size = config.integer("sliding_window")
     num_key_value_heads = 2 * config.integer("num_key_value_heads")
-    sliding_attention = {"num_key_value_heads": num_key_value_heads, "sinks": True, "sliding_window": window}
+    sliding_attention = {"num_key_value_heads": num_key_value_heads, "sinks": True, "sliding_window": window_size}
     head_fields = {field_name: config.integer(field_name) for field_name in SLIDING_SIZE_FIELDS} | {
         "num_key_value_heads": sliding_attention["num_key_value_heads"]
     }
@@ -70,7 +70,7 @@ def _read_mimo_v2_flash(config: Config) -> Table:
     )
     _require_marked_layers(config, "hybrid_layer_pattern", "sliding", attention_kinds)
     _require_marked_layers(config, "moe_layer_freq", "moe", ffn_kinds)
-    block = layer_table(mixer, glu(config), norm)
+    block = layer_table(attention_table, glu(config), norm)
     attention_changes = {"full": {}, "sliding": {"attention": sliding_attention}}
     ffn_changes = {"dense": {}, "moe": {"feed_forward": experts}}
     return decoder_of_kinds(config, block, norm, (attention_kinds, attention_changes), (ffn_kinds, ffn_changes))

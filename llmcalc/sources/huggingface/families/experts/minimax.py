@@ -19,28 +19,28 @@ def _read_minimax(config: Config) -> Table:
     return minimax_decoder(config, listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds), rope(config))
 
 
-def minimax_decoder(config: Config, layer_kinds: list[str], position: Table) -> Table:
+def minimax_decoder(config: Config, layer_kinds: list[str], position_encoding: Table) -> Table:
     """Returns MiniMax-01's decoder. layer_kinds: `linear` or `full` for each layer.
 
-    position: position encoding of softmax attention.
+    position_encoding: position encoding of softmax attention.
     """
     config.require("sliding_window", None)
     config.require("shared_intermediate_size", None, 0)
-    heads, norm = config.integer("num_attention_heads"), rmsnorm(config.number("rms_norm_eps"))
+    head_count, norm = config.integer("num_attention_heads"), rmsnorm(config.number("rms_norm_eps"))
     lightning_fields = {
         "type": "lightning",
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         "head_dim": config.optional_integer("head_dim")
-        or config.quotient("num_attention_heads", config.integer("hidden_size"), heads),
+        or config.quotient("num_attention_heads", config.integer("hidden_size"), head_count),
         "block_size": config.integer("block_size"),
         "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
     }
     feed_forward = moe(config.integer("num_local_experts"), config.integer("num_experts_per_tok"), glu(config))
     block: Table = {"feed_forward": feed_forward, "norm": norm, "norm_placement": "post"}
-    full = {**block, "attention": {"type": "attention", **attention(config, position=position)}}
-    layer_configs = {"linear": {**block, "attention": lightning_fields}, "full": full}
-    stack = stack_of_kinds(layer_configs, layer_kinds)
-    return decoder(config, stack["block"], None, stack={**stack, "embedding_norm": norm})
+    full_layer_fields = {**block, "attention": {"type": "attention", **attention(config, position=position_encoding)}}
+    layer_configs = {"linear": {**block, "attention": lightning_fields}, "full": full_layer_fields}
+    stack_fields = stack_of_kinds(layer_configs, layer_kinds)
+    return decoder(config, stack_fields["block"], None, stack={**stack_fields, "embedding_norm": norm})
 
 
 FAMILIES = {

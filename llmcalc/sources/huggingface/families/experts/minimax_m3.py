@@ -74,8 +74,8 @@ def _read_minimax_m3(config: Config) -> Table:
     else:
         ffn_kinds = ["moe"] * depth
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ffn_kinds)
-    position = {**full_rope(config), "rotary_dim": config.integer("rotary_dim")}
-    mixer = attention(config, position=position, **qk_norm_fields(norm))
+    position_encoding = {**full_rope(config), "rotary_dim": config.integer("rotary_dim")}
+    attention_table = attention(config, position=position_encoding, **qk_norm_fields(norm))
     experts = moe(
         config.integer("num_local_experts", "num_experts"),
         config.integer("num_experts_per_tok"),
@@ -83,15 +83,19 @@ def _read_minimax_m3(config: Config) -> Table:
         _swiglu(config, "shared_intermediate_size"),
         **SIGMOID_ROUTING,
     )
-    block = layer_table(mixer, experts, norm)
+    block = layer_table(attention_table, experts, norm)
     attention_changes: Table = {"full": {}, "sparse": {"attention": {"block_indexer": {**indexer_table, "norm": norm}}}}
     dense_ffn: Table = {"type": "mlp", **_swiglu(config, "dense_intermediate_size")}
-    dense = {"feed_forward": dense_ffn}
-    stack = stack_of_combined_kinds((attention_kinds, attention_changes), (ffn_kinds, {"moe": {}, "dense": dense}))
-    return decoder(config, block, norm, stack=stack, **_mtp_fields(config, stack, attention_changes["sparse"], norm))
+    dense_layer_fields = {"feed_forward": dense_ffn}
+    stack_fields = stack_of_combined_kinds(
+        (attention_kinds, attention_changes), (ffn_kinds, {"moe": {}, "dense": dense_layer_fields})
+    )
+    return decoder(
+        config, block, norm, stack=stack_fields, **_mtp_fields(config, stack_fields, attention_changes["sparse"], norm)
+    )
 
 
-def _mtp_fields(config: Config, stack: Table, sparse_layer: Table, norm: Table) -> Table:
+def _mtp_fields(config: Config, stack_fields: Table, sparse_layer: Table, norm: Table) -> Table:
     """Returns the field `mtp`: modules with sparse attention and experts, whatever the decoder's last layer has.
 
     Sources: vLLM, models/minimax_m3/nvidia/mtp.py; the released index, whose `total_size` has one module. Published
@@ -103,7 +107,7 @@ def _mtp_fields(config: Config, stack: Table, sparse_layer: Table, norm: Table) 
     mtp_module_count = config.count("num_nextn_predict_layers")
     if config.has("num_mtp_modules") and config.count("num_mtp_modules") != mtp_module_count:
         config.notes.append(f"num_mtp_modules: ignored beside num_nextn_predict_layers, which is {mtp_module_count}")
-    return add_mtp_modules(config, stack, "sparse-moe", sparse_layer, norm)
+    return add_mtp_modules(config, stack_fields, "sparse-moe", sparse_layer, norm)
 
 
 def _swiglu(config: Config, width_field: str) -> Table:
@@ -119,13 +123,16 @@ def _kinds_of_flags(config: Config, field_name: str, name_if_zero: str, name_if_
     return [name_if_one if layer_flag else name_if_zero for layer_flag in layer_flags]
 
 
-def _attention_kinds(config_values: ConfigValues) -> list[str]:
+def _attention_kinds(model_values: ConfigValues) -> list[str]:
     """Returns the kinds of layers of MiniMax-M3: block-sparse or full attention."""
-    return ["full_attention" if mixer.block_indexer is None else "minimax_m3_sparse" for mixer in config_values.mixers]
+    return [
+        "full_attention" if token_mixer.block_indexer is None else "minimax_m3_sparse"
+        for token_mixer in model_values.mixers
+    ]
 
 
 def _indexer_field(field_name: str) -> FieldWriter:
-    return lambda config_values: getattr(config_values.first_value("block_indexer"), field_name)
+    return lambda model_values: getattr(model_values.first_value("block_indexer"), field_name)
 
 
 INDEXER_FIELDS = ("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks", "index_local_blocks")

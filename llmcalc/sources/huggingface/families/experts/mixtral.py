@@ -31,16 +31,18 @@ def _read_mixtral(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     num_local_experts = config.integer("num_local_experts", "num_experts")
     experts = moe(num_local_experts, config.integer("num_experts_per_tok"), glu(config))
-    mixer = attention(config, sliding_window=config.optional_integer("sliding_window"))
-    return decoder(config, layer_table(mixer, experts, norm), norm)
+    attention_table = attention(config, sliding_window=config.optional_integer("sliding_window"))
+    return decoder(config, layer_table(attention_table, experts, norm), norm)
 
 
 def _read_phimoe(config: Config) -> Table:
     if config.integer("num_experts_per_tok") != 2:
         raise config.field_error("num_experts_per_tok", "2: its router (SparseMixer) always chooses two experts")
     norm = layernorm(config.number("rms_norm_eps"))
-    mixer = attention(config, sliding_window=config.optional_integer("sliding_window"), **attention_biases(config))
-    block = layer_table(mixer, moe(config.integer("num_local_experts"), 2, glu(config)), norm)
+    attention_table = attention(
+        config, sliding_window=config.optional_integer("sliding_window"), **attention_biases(config)
+    )
+    block = layer_table(attention_table, moe(config.integer("num_local_experts"), 2, glu(config)), norm)
     return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"))
 
 
@@ -55,14 +57,14 @@ def _read_qwen2_moe(config: Config) -> Table:
     ]
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     # The class writes a window of 0 into a config without `use_sliding_window`.
-    window = config.optional_integer("sliding_window") if uses_window else None
-    if window is not None:
-        kinds_and_changes = (layer_kinds, {"full": {}, "sliding": {"attention": {"sliding_window": window}}})
+    window_size = config.optional_integer("sliding_window") if uses_window else None
+    if window_size is not None:
+        kinds_and_changes = (layer_kinds, {"full": {}, "sliding": {"attention": {"sliding_window": window_size}}})
     else:
         kinds_and_changes = (["full"] * depth, {"full": {}})
-    mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV_BIASES))
+    attention_table = attention(config, **biases(config.flag("qkv_bias"), *QKV_BIASES))
     expert_fields = {"shared_expert": glu(config, ffn_width=shared_width), "shared_expert_gate": True}
-    return qwen_moe_decoder(config, config.count("num_experts"), mixer, expert_fields, kinds_and_changes)
+    return qwen_moe_decoder(config, config.count("num_experts"), attention_table, expert_fields, kinds_and_changes)
 
 
 def read_qwen3_moe(config: Config) -> Table:
@@ -72,10 +74,10 @@ def read_qwen3_moe(config: Config) -> Table:
         ("use_qk_norm", True),
     ):  # in Qwen3-Coder's config; no class reads it
         config.require_if_present(field_name, field_value)
-    window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
+    window_size = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
     qk_norms = qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
-    mixer = attention(config, sliding_window=window, **attention_biases(config), **qk_norms)
-    return qwen_moe_decoder(config, config.count("num_experts", "num_local_experts"), mixer, {})
+    attention_table = attention(config, sliding_window=window_size, **attention_biases(config), **qk_norms)
+    return qwen_moe_decoder(config, config.count("num_experts", "num_local_experts"), attention_table, {})
 
 
 def kinds_with_experts(config: Config, expert_count: int, depth: int) -> list[str]:
@@ -83,15 +85,15 @@ def kinds_with_experts(config: Config, expert_count: int, depth: int) -> list[st
     interval = config.integer("decoder_sparse_step")
     dense_layers = set() if config.get("mlp_only_layers") is None else set(config.integers("mlp_only_layers"))
     return [
-        "moe" if expert_count and index not in dense_layers and (index + 1) % interval == 0 else "dense"
-        for index in range(depth)
+        "moe" if expert_count and layer_index not in dense_layers and (layer_index + 1) % interval == 0 else "dense"
+        for layer_index in range(depth)
     ]
 
 
 def qwen_moe_decoder(
     config: Config,
     expert_count: int,
-    mixer: Table,
+    token_mixer: Table,
     moe_fields: Table,
     *kinds_and_changes: tuple[list[str], Table],
     float32_product: bool = False,
@@ -110,7 +112,7 @@ def qwen_moe_decoder(
     else:
         expert_ffn = {}
     ffn = glu(config) if "dense" in layer_kinds else expert_ffn
-    block = layer_table(mixer, ffn, norm)
+    block = layer_table(token_mixer, ffn, norm)
     layer_changes: Table = {"dense": {}, "moe": {"feed_forward": expert_ffn} if "dense" in layer_kinds else {}}
     return decoder_of_kinds(config, block, norm, *kinds_and_changes, (layer_kinds, layer_changes))
 

@@ -31,13 +31,13 @@ from ..deepseek.deepseek import SIGMOID_ROUTING
 
 def _read_step3p5(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, output_gate={"per": "head"}, **attention_biases(config), **qk_norm_fields(norm))
+    attention_table = attention(config, output_gate={"per": "head"}, **attention_biases(config), **qk_norm_fields(norm))
     attention_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
-    window = config.optional_integer("sliding_window")
-    if window is None and "sliding" in attention_kinds:
+    window_size = config.optional_integer("sliding_window")
+    if window_size is None and "sliding" in attention_kinds:
         raise config.error("sliding_window", None, "a number of tokens, for there are layers with a window")
-    sliding_attention: Table = {"num_attention_heads": _sliding_attention_heads(config), "sliding_window": window}
-    if mixer.get("num_key_value_heads") is None:  # otherwise as many as the query heads of its own layer
+    sliding_attention: Table = {"num_attention_heads": _sliding_attention_heads(config), "sliding_window": window_size}
+    if attention_table.get("num_key_value_heads") is None:  # otherwise as many as the query heads of its own layer
         sliding_attention["num_key_value_heads"] = config.integer("num_key_value_heads")
     for field_name, field_value in (
         ("num_experts", config.integer("n_routed_experts")),
@@ -55,7 +55,7 @@ def _read_step3p5(config: Config) -> Table:
         **SIGMOID_ROUTING,
     )
     ffn_kinds = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
-    block = layer_table(mixer, glu(config, has_mlp_bias), norm)
+    block = layer_table(attention_table, glu(config, has_mlp_bias), norm)
     layer_configs: Table = {"full": {}, "sliding": {"attention": sliding_attention}}
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
     model_fields = decoder_of_kinds(config, block, norm, (attention_kinds, layer_configs), (ffn_kinds, ffn_changes))
@@ -65,8 +65,11 @@ def _read_step3p5(config: Config) -> Table:
         return model_fields
     dense_network = {"feed_forward": {"type": "mlp", **glu(config, has_mlp_bias)}}
     prediction_layer = {**layer_configs[prediction_kind], **dense_network}
-    stack = model_fields["decoder"]
-    return {**model_fields, **add_mtp_modules(config, stack, "prediction", prediction_layer, norm, own_head=True)}
+    stack_fields = model_fields["decoder"]
+    return {
+        **model_fields,
+        **add_mtp_modules(config, stack_fields, "prediction", prediction_layer, norm, own_head=True),
+    }
 
 
 def _prediction_attention(config: Config, depth: int) -> str:
@@ -101,14 +104,14 @@ def _layers_with_experts(config: Config, depth: int) -> list[str]:
 
 def _sliding_attention_heads(config: Config) -> int:
     """Returns the number of query heads in layers with a sliding window."""
-    heads = config.optional_integer("num_sliding_attention_heads")
-    if heads is not None:
-        return heads
+    head_count = config.optional_integer("num_sliding_attention_heads")
+    if head_count is not None:
+        return head_count
     default_heads = config.integer("num_attention_heads")
     if not config.has("attention_other_setting"):
         return default_heads
     sliding_config = config.section("attention_other_setting", {"num_attention_heads": default_heads})
-    heads = sliding_config.integer("num_attention_heads")
+    head_count = sliding_config.integer("num_attention_heads")
     for field_name, field_value in (
         ("num_attention_groups", config.integer("num_key_value_heads")),
         ("head_dim", config.get("head_dim")),
@@ -116,7 +119,7 @@ def _sliding_attention_heads(config: Config) -> int:
         if sliding_config.has(field_name) and field_value is not None:
             sliding_config.require(field_name, field_value)
     sliding_config.finish(frozenset({"attention_type", "true_head_dim"}), config)
-    return heads
+    return head_count
 
 
 IGNORED_FIELDS = field_names("""

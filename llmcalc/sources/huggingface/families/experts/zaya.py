@@ -29,18 +29,21 @@ def _read_zaya(config: Config) -> Table:
     config.require("num_experts_per_tok", 1)
     depth = config.integer("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    window = config.optional_integer("sliding_window")
+    window_size = config.optional_integer("sliding_window")
     kind_by_type = {"hybrid": "full", "hybrid_sliding": "sliding"}
     attention_kinds = listed_kinds(config, "layer_types", kind_by_type, ["full"] * depth)
-    if "sliding" in attention_kinds and window is None:
+    if "sliding" in attention_kinds and window_size is None:
         raise config.error("sliding_window", None, "a positive whole number: layer_types has hybrid_sliding")
-    mixer: Table = {
+    attention_table: Table = {
         "type": "cca",
         **config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim", "cca_time0", "cca_time1"),
         "attention_bias": config.flag("attention_bias"),
         "position": rope(config, 0.5, layer_kind="hybrid"),
     }
-    sliding_attention: Table = {"sliding_window": window, "position": rope(config, 0.5, layer_kind="hybrid_sliding")}
+    sliding_attention: Table = {
+        "sliding_window": window_size,
+        "position": rope(config, 0.5, layer_kind="hybrid_sliding"),
+    }
     router: Table = {
         "type": "mlp",
         "router_hidden_size": config.integer("router_hidden_size"),
@@ -50,15 +53,17 @@ def _read_zaya(config: Config) -> Table:
     }
     num_experts = config.integer("num_experts")
     experts = moe(num_experts, 1, glu(config, ffn_width=config.integer("moe_intermediate_size")), router=router)
-    block = layer_table(mixer, experts, norm, residual_scale=True)
+    block = layer_table(attention_table, experts, norm, residual_scale=True)
     router_kinds = ["first" if layer_index == 0 else "further" for layer_index in range(depth)]
     router_fields: Table = {"first": {}, "further": {"feed_forward": {"router": {"adds_below": True}}}}
-    sliding = {"attention": sliding_attention}
-    stack = {
+    sliding_layer_fields = {"attention": sliding_attention}
+    stack_fields = {
         "embedding_norm": {"type": "affine"},
-        **stack_of_combined_kinds((attention_kinds, {"full": {}, "sliding": sliding}), (router_kinds, router_fields)),
+        **stack_of_combined_kinds(
+            (attention_kinds, {"full": {}, "sliding": sliding_layer_fields}), (router_kinds, router_fields)
+        ),
     }
-    return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"), stack=stack)
+    return decoder(config, block, norm, head=biases(config.flag("lm_head_bias"), "bias"), stack=stack_fields)
 
 
 def _scale_and_bias_paths(module_name: str) -> str:

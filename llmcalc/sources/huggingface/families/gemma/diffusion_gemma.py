@@ -20,10 +20,10 @@ DENOISING_NOTE = (
 
 
 def _read_diffusion_gemma_text(config: Config) -> Table:
-    norm, layer_kinds, mixer = gemma4_attention(config)
+    norm, layer_kinds, token_mixer = gemma4_attention(config)
     config.require("use_bidirectional_attention", None, "vision")
-    position = {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None}
-    window_fields: Table = {"sliding_window": config.integer("sliding_window"), "position": position}
+    position_encoding = {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None}
+    window_fields: Table = {"sliding_window": config.integer("sliding_window"), "position": position_encoding}
     dense_ffn = glu(config, activation_field="hidden_activation")
     experts = moe(
         config.integer("num_experts"),
@@ -31,7 +31,13 @@ def _read_diffusion_gemma_text(config: Config) -> Table:
         glu(config, ffn_width=config.integer("moe_intermediate_size"), activation_field="hidden_activation"),
         router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
     )
-    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": experts, "dense": dense_ffn, "norm": norm}
+    block: Table = {
+        "type": "gemma4",
+        "attention": token_mixer,
+        "feed_forward": experts,
+        "dense": dense_ffn,
+        "norm": norm,
+    }
     layers = [
         (
             layer_kind,
@@ -39,21 +45,23 @@ def _read_diffusion_gemma_text(config: Config) -> Table:
         )
         for layer_kind, head_fields in zip(layer_kinds, _head_sizes(config, layer_kinds), strict=True)
     ]
-    stack = stack_of_layers(layers)
+    stack_fields = stack_of_layers(layers)
     if "Encoder" not in architecture_of(config.config_fields):
         config.require("tie_word_embeddings", True)  # otherwise its class has all weights twice
         config.require("attention_bias", False)  # its class ties weights, and no biases
         config.notes.append(DENOISING_NOTE)
-        stack["streams"] = {"type": "self_conditioning", "feed_forward": dense_ffn, "norm": norm}
-    return decoder(config, block, norm, stack=stack)
+        stack_fields["streams"] = {"type": "self_conditioning", "feed_forward": dense_ffn, "norm": norm}
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 def _head_sizes(config: Config, layer_kinds: list[str]) -> list[Table]:
-    """Returns, for each layer, the head sizes in which it differs from the common head sizes."""
-    heads = config.optional_integer("num_global_key_value_heads")
+    """Returns each layer's head sizes that differ from the common head sizes."""
+    head_count = config.optional_integer("num_global_key_value_heads")
     full_head_dim = config.integer("global_head_dim") if config.has("global_head_dim") else 512
     return head_sizes(
-        config, layer_kinds, {"head_dim": full_head_dim, **({} if heads is None else {"num_key_value_heads": heads})}
+        config,
+        layer_kinds,
+        {"head_dim": full_head_dim, **({} if head_count is None else {"num_key_value_heads": head_count})},
     )
 
 

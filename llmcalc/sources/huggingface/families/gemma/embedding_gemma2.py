@@ -34,14 +34,16 @@ def _read_embedding_gemma2(config: Config) -> Table:
     default_layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     layer_kinds[-1] = "full"
-    position = {"type": "rope", "rope_theta": 1_000_000.0}
+    position_encoding = {"type": "rope", "rope_theta": 1_000_000.0}
     v_norm = rmsnorm(norm["eps"], weight=False)
-    mixer = attention(config, position=position, v_norm=v_norm, **attention_biases(config), **qk_norm_fields(norm))
+    attention_table = attention(
+        config, position=position_encoding, v_norm=v_norm, **attention_biases(config), **qk_norm_fields(norm)
+    )
     ffn = glu(config, activation_field="hidden_activation")
     per_layer_width = config.integer("hidden_size_per_layer_input")
     block: Table = {
         "type": "gemma4",
-        "attention": mixer,
+        "attention": attention_table,
         "feed_forward": ffn,
         "norm": norm,
         "per_layer_input": {"hidden_size_per_layer_input": per_layer_width, "hidden_act": ffn["hidden_act"]},
@@ -57,9 +59,9 @@ def _read_embedding_gemma2(config: Config) -> Table:
         (layer_kind, {"attention": {**head_dim, **(window_fields if layer_kind == "sliding" else {})}})
         for layer_kind, head_dim in zip(layer_kinds, layer_head_sizes, strict=True)
     ]
-    stack = bidirectional_stack({"block": block, **stack_of_layers(layers)}, lambda radius: radius)
-    stack["per_layer_embedding"] = {"hidden_size_per_layer_input": per_layer_width, "norm": norm}
-    model_fields = decoder(config, block, norm, stack=stack)
+    stack_fields = bidirectional_stack({"block": block, **stack_of_layers(layers)}, lambda radius: radius)
+    stack_fields["per_layer_embedding"] = {"hidden_size_per_layer_input": per_layer_width, "norm": norm}
+    model_fields = decoder(config, block, norm, stack=stack_fields)
     model_fields["encoder"] = model_fields.pop("decoder")
     return {**model_fields, "head": {"type": "projection", "size": config.integer("embedding_dim")}}
 

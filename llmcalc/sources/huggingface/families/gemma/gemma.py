@@ -31,10 +31,14 @@ from ...written_towers import gemma3_sections, paligemma_sections
 
 
 def gemma_decoder(
-    config: Config, mixer: Table, norm_placement: str, stack: Table | None = None, activation: str = "hidden_activation"
+    config: Config,
+    token_mixer: Table,
+    norm_placement: str,
+    stack: Table | None = None,
+    activation: str = "hidden_activation",
 ) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(mixer, glu(config, activation_field=activation), norm, norm_placement)
+    block = layer_table(token_mixer, glu(config, activation_field=activation), norm, norm_placement)
     model_fields = decoder(config, block, norm, stack=stack)
     if "use_bidirectional_attention" not in config.defaults or config.get("use_bidirectional_attention") is None:
         return model_fields
@@ -65,8 +69,8 @@ def read_gemma2(config: Config) -> Table:
 
 def _decoder_with_windows(config: Config, norm_placement: str) -> Table:
     """Returns a decoder with capped attention scores and windows in every second layer."""
-    stack = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 2))
-    return gemma_decoder(config, _gemma_attention(config, **score_cap_fields(config)), norm_placement, stack)
+    stack_fields = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 2))
+    return gemma_decoder(config, _gemma_attention(config, **score_cap_fields(config)), norm_placement, stack_fields)
 
 
 def local_theta(config: Config) -> float:
@@ -82,11 +86,13 @@ def local_theta(config: Config) -> float:
 
 def _read_gemma3(config: Config) -> Table:
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
-    mixer = _gemma_attention(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm_fields(norm))
+    attention_table = _gemma_attention(
+        config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm_fields(norm)
+    )
     depth = config.integer("num_hidden_layers")
     layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)
-    stack = sliding_stack(config, layer_kinds, sliding_fields={"position": {"rope_theta": local_theta(config)}})
-    return gemma_decoder(config, mixer, "sandwich", stack)
+    stack_fields = sliding_stack(config, layer_kinds, sliding_fields={"position": {"rope_theta": local_theta(config)}})
+    return gemma_decoder(config, attention_table, "sandwich", stack_fields)
 
 
 IGNORED_FIELDS = frozenset({"cache_implementation", "rope_local_base_freq", "sliding_window_size", "num_image_tokens"})

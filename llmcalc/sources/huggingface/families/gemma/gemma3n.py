@@ -46,7 +46,7 @@ def _ffn_widths(config: Config, depth: int) -> list[int]:
 
 def _read_gemma3n(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
-    window = config.integer("sliding_window")
+    window_size = config.integer("sliding_window")
     shared_layer_count = config.count("num_kv_shared_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
     per_layer_width = config.integer("hidden_size_per_layer_input")
@@ -56,19 +56,19 @@ def _read_gemma3n(config: Config) -> Table:
     layers: list[tuple[str, Table]] = []
     for layer_index, (layer_kind, ffn_width) in enumerate(zip(layer_kinds, _ffn_widths(config, depth), strict=True)):
         local_attention_fields: Table = (
-            {"sliding_window": window, "position": {"rope_theta": local_theta(config)}}
+            {"sliding_window": window_size, "position": {"rope_theta": local_theta(config)}}
             if layer_kind == "sliding"
             else {}
         )
         reuses_keys = shared_layer_count > 0 and layer_index >= depth - shared_layer_count
-        mixer = {**local_attention_fields, "kv_shared": True} if reuses_keys else local_attention_fields
+        token_mixer = {**local_attention_fields, "kv_shared": True} if reuses_keys else local_attention_fields
         layers.append(
             (
                 f"{layer_kind}_shared" if reuses_keys else layer_kind,
-                {"attention": mixer, "feed_forward": {"intermediate_size": ffn_width}},
+                {"attention": token_mixer, "feed_forward": {"intermediate_size": ffn_width}},
             )
         )
-    mixer = attention(
+    token_mixer = attention(
         config, position={"rope_theta": 1_000_000.0, **rope(config)}, v_norm=rmsnorm(norm["eps"], weight=False),
         **attention_biases(config), **qk_norm_fields(norm),
     )  # fmt: skip
@@ -78,7 +78,7 @@ def _read_gemma3n(config: Config) -> Table:
     per_layer_gate = {"hidden_size_per_layer_input": per_layer_width, "hidden_act": feed_forward["hidden_act"]}
     block = {
         "type": "altup",
-        "attention": mixer,
+        "attention": token_mixer,
         "feed_forward": feed_forward,
         "norm": norm,
         "per_layer_input": per_layer_gate,
@@ -92,8 +92,8 @@ def _read_gemma3n(config: Config) -> Table:
         "norm": norm,
     }
     streams = {"type": "altup", "altup_num_inputs": stream_count}
-    stack = {**stack_of_layers(layers), "per_layer_embedding": per_layer_embedding, "streams": streams}
-    return decoder(config, block, norm, stack=stack)
+    stack_fields = {**stack_of_layers(layers), "per_layer_embedding": per_layer_embedding, "streams": streams}
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 IGNORED_FIELDS = frozenset(
@@ -101,13 +101,13 @@ IGNORED_FIELDS = frozenset(
 )
 
 
-def shared_layer_count(config_values: ConfigValues) -> int:
+def shared_layer_count(model_values: ConfigValues) -> int:
     """Returns the number of layers that reuse an earlier layer's keys and values."""
-    return sum(bool(mixer.kv_shared) for mixer in config_values.mixers)
+    return sum(bool(token_mixer.kv_shared) for token_mixer in model_values.mixers)
 
 
-def _widths_of_layers(config_values: ConfigValues) -> Any:
-    ffn_widths = [ffn.intermediate_size for ffn in config_values.networks]
+def _widths_of_layers(model_values: ConfigValues) -> Any:
+    ffn_widths = [ffn.intermediate_size for ffn in model_values.networks]
     return ffn_widths if len({*ffn_widths}) > 1 else ffn_widths[0]
 
 

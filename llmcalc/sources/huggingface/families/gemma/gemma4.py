@@ -42,9 +42,12 @@ if TYPE_CHECKING:
 
 def _full_attention_head_fields(config: Config, layer_kinds: list[str]) -> list[Table]:
     """Returns, for each layer, the head sizes that differ from the common ones: `global_` fields in full layers."""
-    kv_heads = config.optional_integer("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
+    kv_head_count = config.optional_integer("num_global_key_value_heads") if config.flag("attention_k_eq_v") else None
     head_dim = config.integer("global_head_dim")
-    full_fields: Table = {"head_dim": head_dim, **({} if kv_heads is None else {"num_key_value_heads": kv_heads})}
+    full_fields: Table = {
+        "head_dim": head_dim,
+        **({} if kv_head_count is None else {"num_key_value_heads": kv_head_count}),
+    }
     return head_sizes(config, layer_kinds, full_fields)
 
 
@@ -71,25 +74,25 @@ def _layer_fields_and_kinds(config: Config, layer_kinds: list[str], wider_ffn_fi
     wider_ffn_field: the FFN of twice the width in layers with shared keys and values.
     """
     depth = config.integer("num_hidden_layers")
-    window = config.integer("sliding_window")
+    window_size = config.integer("sliding_window")
     shared_layer_count = config.count("num_kv_shared_layers")
     check_shared_layers(config, layer_kinds, shared_layer_count)
     has_double_wide_mlp = config.flag("use_double_wide_mlp")
     layers: list[tuple[str, Table]] = []
     layer_head_sizes = _full_attention_head_fields(config, layer_kinds)
     for layer_index, layer_kind in enumerate(layer_kinds):
-        mixer: Table = dict(layer_head_sizes[layer_index])
+        token_mixer: Table = dict(layer_head_sizes[layer_index])
         if layer_kind == "sliding":
-            position = {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None}
-            mixer |= {"sliding_window": window, "position": position}
+            position_encoding = {"type": "rope", "rope_theta": local_theta(config), "partial_rotary_factor": None}
+            token_mixer |= {"sliding_window": window_size, "position": position_encoding}
         elif config.flag("attention_k_eq_v"):
-            mixer["attention_k_eq_v"] = True
-        layer: Table = {"attention": mixer}
+            token_mixer["attention_k_eq_v"] = True
+        layer: Table = {"attention": token_mixer}
         if shared_layer_count and layer_index >= depth - shared_layer_count:
-            mixer["kv_shared"] = True
+            token_mixer["kv_shared"] = True
             if has_double_wide_mlp:
                 layer[wider_ffn_field] = {"intermediate_size": 2 * config.integer("intermediate_size")}
-        layers.append((f"{layer_kind}_shared" if "kv_shared" in mixer else layer_kind, layer))
+        layers.append((f"{layer_kind}_shared" if "kv_shared" in token_mixer else layer_kind, layer))
     return stack_of_layers(layers)
 
 
@@ -106,20 +109,22 @@ def gemma4_attention(config: Config) -> tuple[Table, list[str], Table]:
     layer_kinds[-1] = "full"
     rope_fields = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
     v_norm = rmsnorm(norm["eps"], weight=False)
-    mixer = attention(config, position=rope_fields, v_norm=v_norm, **attention_biases(config), **qk_norm_fields(norm))
-    return norm, layer_kinds, mixer
+    attention_table = attention(
+        config, position=rope_fields, v_norm=v_norm, **attention_biases(config), **qk_norm_fields(norm)
+    )
+    return norm, layer_kinds, attention_table
 
 
 def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -> Table:
-    norm, layer_kinds, mixer = gemma4_attention(config)
+    norm, layer_kinds, token_mixer = gemma4_attention(config)
     dense_ffn = glu(config, activation_field="hidden_activation")
-    block: Table = {"type": "gemma4", "attention": mixer, "feed_forward": dense_ffn, "norm": norm}
+    block: Table = {"type": "gemma4", "attention": token_mixer, "feed_forward": dense_ffn, "norm": norm}
     if has_experts:
         expert = glu(config, ffn_width=config.integer("moe_intermediate_size"), activation_field="hidden_activation")
         router = {"norm": rmsnorm(norm["eps"]), "expert_scale": True}
         feed_forward = moe(config.integer("num_experts"), config.integer("top_k_experts"), expert, router=router)
         block |= {"feed_forward": feed_forward, "dense": dense_ffn}
-    stack = _layer_fields_and_kinds(config, layer_kinds, "dense" if has_experts else "feed_forward")
+    stack_fields = _layer_fields_and_kinds(config, layer_kinds, "dense" if has_experts else "feed_forward")
     if has_layer_inputs:
         per_layer_width = config.integer("hidden_size_per_layer_input")
         block["per_layer_input"] = {
@@ -127,12 +132,12 @@ def _gemma4_decoder(config: Config, has_experts: bool, has_layer_inputs: bool) -
             "hidden_act": dense_ffn["hidden_act"],
         }
         per_layer_vocab_size = config.integer("vocab_size_per_layer_input")
-        stack["per_layer_embedding"] = {
+        stack_fields["per_layer_embedding"] = {
             "vocab_size_per_layer_input": per_layer_vocab_size,
             "hidden_size_per_layer_input": per_layer_width,
             "norm": norm,
         }
-    model_fields = decoder(config, block, norm, stack=stack)
+    model_fields = decoder(config, block, norm, stack=stack_fields)
     config.require("use_bidirectional_attention", None, "all", "vision")
     if config.get("use_bidirectional_attention") == "all":
         model_fields["encoder"] = bidirectional_stack(model_fields.pop("decoder"), lambda window: window // 2 + 1)
@@ -145,37 +150,35 @@ IGNORED_FIELDS = field_names("""
     """)
 
 
-def full_attention(config_values: ConfigValues) -> Any:
+def full_attention(model_values: ConfigValues) -> Any:
     """Returns the attention of a layer without a window."""
-    return config_values.find_part(Attention, matches_part=lambda spec_part: spec_part.sliding_window is None)
+    return model_values.find_part(Attention, matches_part=lambda spec_part: spec_part.sliding_window is None)
 
 
-def sliding_attention(config_values: ConfigValues) -> Any:
-    """Returns the attention of the first layer with a window; without one, that of the first layer."""
+def sliding_attention(model_values: ConfigValues) -> Any:
+    """Returns the attention of the first layer with a window, else of the first layer."""
     return (
-        config_values.part_of_type("attention") if config_values.window is None else config_values.sliding_mixer
-    ).sizes(config_values.spec.hidden_size)
+        model_values.part_of_type("attention") if model_values.window is None else model_values.sliding_mixer
+    ).sizes(model_values.spec.hidden_size)
 
 
-def _full_attention_kv_heads(config_values: ConfigValues) -> int | None:
+def _full_attention_kv_heads(model_values: ConfigValues) -> int | None:
     """Returns the key/value heads of full-attention layers if their number differs from sliding layers'."""
-    kv_heads: int | None = full_attention(config_values).num_key_value_heads
-    return kv_heads if kv_heads != config_values.mixers[0].num_key_value_heads else None
+    kv_head_count: int | None = full_attention(model_values).num_key_value_heads
+    return kv_head_count if kv_head_count != model_values.mixers[0].num_key_value_heads else None
 
 
-def _per_layer_input_width(config_values: ConfigValues) -> int:
+def _per_layer_input_width(model_values: ConfigValues) -> int:
     try:
-        per_layer_width: int = require_present(
-            config_values.first_stack.per_layer_embedding
-        ).hidden_size_per_layer_input
+        per_layer_width: int = require_present(model_values.first_stack.per_layer_embedding).hidden_size_per_layer_input
     except LookupError:
         return 0
     return per_layer_width
 
 
-def _has_wider_ffn(config_values: ConfigValues) -> bool:
+def _has_wider_ffn(model_values: ConfigValues) -> bool:
     """Whether layers with shared keys and values have a wider FFN."""
-    ffns: list[Any] = [layer.networks()[-1] for layer in config_values.layers]
+    ffns: list[Any] = [layer.networks()[-1] for layer in model_values.layers]
     return len({ffn.intermediate_size for ffn in ffns}) > 1
 
 

@@ -36,8 +36,8 @@ def _read_muse_glimmer_text(config: Config) -> Table:
     eps = config.number("rms_norm_eps")
     feed_forward = glu(config, activation_field="hidden_activation")
     block = layer_table(_gated_attention(config), feed_forward, offset_rmsnorm(eps), "sandwich")
-    stack = {**stack_of_layers(_attention_kinds(config)), "embedding_norm": rmsnorm(eps, weight=False)}
-    return decoder(config, block, offset_rmsnorm(eps), stack=stack)
+    stack_fields = {**stack_of_layers(_attention_kinds(config)), "embedding_norm": rmsnorm(eps, weight=False)}
+    return decoder(config, block, offset_rmsnorm(eps), stack=stack_fields)
 
 
 def _read_muse_spark_text(config: Config) -> Table:
@@ -69,8 +69,8 @@ def _read_muse_spark_text(config: Config) -> Table:
         )
         for (layer_kind, layer), ffn_kind in zip(_attention_kinds(config), ffn_kinds, strict=True)
     ]
-    stack = {**stack_of_layers(layers), "embedding_norm": rmsnorm(eps, weight=False)}
-    return decoder(config, block, rmsnorm(eps), stack=stack)
+    stack_fields = {**stack_of_layers(layers), "embedding_norm": rmsnorm(eps, weight=False)}
+    return decoder(config, block, rmsnorm(eps), stack=stack_fields)
 
 
 def _gated_attention(config: Config) -> Table:

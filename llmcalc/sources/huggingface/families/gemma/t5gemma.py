@@ -40,20 +40,22 @@ def _read_stack_config(config: Config, section_name: str, has_cross_attention: b
     """Returns config and stack of the encoder or decoder; for a missing section with the class's defaults."""
     stack_config = config.section(section_name, STACK_DEFAULTS)
     norm = offset_rmsnorm(stack_config.number("rms_norm_eps"))
-    mixer = attention(stack_config, **score_cap_fields(stack_config), **attention_biases(stack_config))
-    block: Table = layer_table(mixer, glu(stack_config, activation_field="hidden_activation"), norm, "sandwich")
+    attention_table = attention(stack_config, **score_cap_fields(stack_config), **attention_biases(stack_config))
+    block: Table = layer_table(
+        attention_table, glu(stack_config, activation_field="hidden_activation"), norm, "sandwich"
+    )
     if has_cross_attention:
-        block["cross_attention"] = {name: value for name, value in mixer.items() if name != "position"}
+        block["cross_attention"] = {name: value for name, value in attention_table.items() if name != "position"}
     depth = stack_config.integer("num_hidden_layers")
-    stack: Table = {
+    stack_fields: Table = {
         "num_hidden_layers": depth,
         "block": block,
         "final_norm": norm,
         **sliding_stack(stack_config, kinds_with_nth_full(depth, 2)),
     }
-    stack = stack if has_cross_attention else bidirectional_stack(stack, lambda window: window)
+    stack_fields = stack_fields if has_cross_attention else bidirectional_stack(stack_fields, lambda window: window)
     stack_config.finish(SECTION_IGNORED_FIELDS, config)
-    return stack_config, stack
+    return stack_config, stack_fields
 
 
 def _read_t5gemma(config: Config) -> Table:
@@ -64,8 +66,8 @@ def _read_t5gemma(config: Config) -> Table:
             raise config.error("is_encoder_decoder", False, f"true, as {class_name} has both stacks")
         model_sizes = encoder_config.integer_fields("vocab_size", "hidden_size")
         config.fields_read.update(("decoder", "tie_word_embeddings"))
-        head = _token_classifier(config) if config.head_kind == "classification" else {"type": "none"}
-        return {**model_sizes, "tie_word_embeddings": False, "encoder": encoder, "head": head}
+        head_fields = _token_classifier(config) if config.head_kind == "classification" else {"type": "none"}
+        return {**model_sizes, "tie_word_embeddings": False, "encoder": encoder, "head": head_fields}
     decoder_config, decoder = _read_stack_config(config, "decoder", has_cross_attention=True)
     hidden_size, vocab_size = encoder_config.integer("hidden_size"), encoder_config.integer("vocab_size")
     encoder |= {
@@ -131,24 +133,24 @@ def _stack_fields(config: Config, has_merged_attention: bool = False) -> Table:
     has_bias = config.flag("attention_bias")
     position_field = {"position": {"rope_theta": 1_000_000.0, **rope(config, layer_kind="full_attention")}}
     if has_merged_attention:
-        heads = config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim")
-        mixer: Table = {
+        head_fields = config.integer_fields("num_attention_heads", "num_key_value_heads", "head_dim")
+        token_mixer: Table = {
             "type": "merged",
-            **heads,
+            **head_fields,
             "attention_bias": has_bias,
             "norm": norm,
             **position_field,
             **score_cap_fields(config),
         }
     else:
-        mixer = attention(
+        token_mixer = attention(
             config,
             **position_field,
             **score_cap_fields(config),
             **qk_norm_fields(norm),
             **biases(has_bias, *QKVO_BIASES),
         )
-    block: Table = layer_table(mixer, glu(config, activation_field="hidden_activation"), norm, "sandwich")
+    block: Table = layer_table(token_mixer, glu(config, activation_field="hidden_activation"), norm, "sandwich")
     layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 6)
     local_attention_fields = {"position": {"rope_theta": local_theta(config)}}
     return {
@@ -202,10 +204,10 @@ IMAGE_FIELDS = field_names("""
     """)
 
 
-def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any]:
+def _stack_config(model_values: ConfigValues, stack_name: str) -> dict[str, Any]:
     """Returns the config of the encoder or of the decoder for a model's description."""
-    stack = require_present(getattr(config_values.spec, stack_name))
-    stack_values = config_values.of_spec(config_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
+    stack = require_present(getattr(model_values.spec, stack_name))
+    stack_values = model_values.of_spec(model_values.spec.model_copy(update={"encoder": None, "decoder": stack}))
     field_names = (
         "num_hidden_layers",
         "intermediate_size",
@@ -215,19 +217,19 @@ def _stack_config(config_values: ConfigValues, stack_name: str) -> dict[str, Any
         "rms_norm_eps",
     )
     field_values = {field_name: stack_values.usual_value(field_name) for field_name in field_names}
-    mixer, context_length = stack_values.find_part(Attention), config_values.spec.max_position_embeddings
+    token_mixer, context_length = stack_values.find_part(Attention), model_values.spec.max_position_embeddings
     field_values |= {
         "hidden_activation": stack_values.usual_value("hidden_act"),
-        "attention_bias": mixer.q_bias,
-        "attn_logit_softcapping": mixer.attn_logit_softcapping,
+        "attention_bias": token_mixer.q_bias,
+        "attn_logit_softcapping": token_mixer.attn_logit_softcapping,
     }
     field_values |= {} if stack_values.window is None else {"sliding_window": stack_values.window}
     field_values |= {} if context_length is None else {"max_position_embeddings": context_length}
-    vocab_size = stack.vocab_size or config_values.spec.vocab_size
-    model_sizes = {"vocab_size": vocab_size, "hidden_size": stack.hidden_size or config_values.spec.hidden_size}
+    vocab_size = stack.vocab_size or model_values.spec.vocab_size
+    model_sizes = {"vocab_size": vocab_size, "hidden_size": stack.hidden_size or model_values.spec.hidden_size}
     return {
         **model_sizes,
-        "num_attention_heads": mixer.num_attention_heads,
+        "num_attention_heads": token_mixer.num_attention_heads,
         **field_values,
         "rope_theta": stack_values.rotary_position.rope_theta,
     }

@@ -13,9 +13,9 @@ from ...parts import QKV_BIASES, Table, attention, attention_biases, decoder, fu
 
 def _read_glm(config: Config, norm_placement: str = "pre") -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    position = rope(config, default_rotary_fraction=0.5)
-    mixer = attention(config, position=position, **attention_biases(config, QKV_BIASES))
-    return decoder(config, layer_table(mixer, fused_glu(config), norm, norm_placement), norm)
+    position_encoding = rope(config, default_rotary_fraction=0.5)
+    attention_table = attention(config, position=position_encoding, **attention_biases(config, QKV_BIASES))
+    return decoder(config, layer_table(attention_table, fused_glu(config), norm, norm_placement), norm)
 
 
 FUSED_GATE_MODULES: ModuleNames = {"gate_proj": "gate_up_proj/2", "up_proj": "gate_up_proj/2"}

@@ -27,15 +27,15 @@ from .glm import FUSED_GATE_MODULES, GLM4_MODULES
 
 def _head_dim(config: Config) -> int:
     """Returns the size of a head: hidden_size / heads, rounded down as in the classes."""
-    hidden_size, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    if hidden_size < heads:
-        raise config.error("num_attention_heads", heads, f"at most {hidden_size}, which is hidden_size")
-    return hidden_size // heads
+    hidden_size, head_count = config.integer("hidden_size"), config.integer("num_attention_heads")
+    if hidden_size < head_count:
+        raise config.error("num_attention_heads", head_count, f"at most {hidden_size}, which is hidden_size")
+    return hidden_size // head_count
 
 
-def _dense_decoder(config: Config, mixer: Table) -> Table:
+def _dense_decoder(config: Config, token_mixer: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    return decoder(config, layer_table(mixer, fused_glu(config), norm, "sandwich"), norm)
+    return decoder(config, layer_table(token_mixer, fused_glu(config), norm, "sandwich"), norm)
 
 
 def _read_glm4v_text(config: Config) -> Table:
@@ -51,9 +51,11 @@ def _read_glm_ocr_text(config: Config) -> Table:
 def _read_glm4v_moe_text(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
     head_dim = config.optional_integer("head_dim") or _head_dim(config)
-    mixer = attention(config, position=rope(config, 0.5), head_dim=head_dim, **attention_biases(config, QKV_BIASES))
+    attention_table = attention(
+        config, position=rope(config, 0.5), head_dim=head_dim, **attention_biases(config, QKV_BIASES)
+    )
     layer_kinds = dense_or_moe_kinds(config, config.integer("num_hidden_layers"), config.count("first_k_dense_replace"))
-    return deepseek_decoder(config, mixer, routed_experts(config, **SIGMOID_ROUTING), layer_kinds)
+    return deepseek_decoder(config, attention_table, routed_experts(config, **SIGMOID_ROUTING), layer_kinds)
 
 
 FAMILIES = {

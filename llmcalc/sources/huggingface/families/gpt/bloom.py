@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 def _read_bloom(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
-    mixer = full_width_heads(
+    token_mixer = full_width_heads(
         config, position={"type": "alibi"}, fused_qkv=True, names_scores=True, **biases(True, *QKVO_BIASES)
     )
-    block = layer_table(mixer, mlp(4 * config.integer("hidden_size"), "gelu_tanh"), norm)
+    block = layer_table(token_mixer, mlp(4 * config.integer("hidden_size"), "gelu_tanh"), norm)
     return decoder(config, block, norm, stack={"embedding_norm": norm})
 
 
 def _read_falcon(config: Config) -> Table:
-    norm, heads = layernorm(config.number("layer_norm_epsilon")), config.integer("num_attention_heads")
+    norm, head_count = layernorm(config.number("layer_norm_epsilon")), config.integer("num_attention_heads")
     is_new_architecture = _nullable_flag(config, "new_decoder_architecture")
     is_parallel = _nullable_flag(config, "parallel_attn")
     norm_count = config.optional_integer("num_ln_in_parallel_attn")
@@ -39,21 +39,25 @@ def _read_falcon(config: Config) -> Table:
         raise config.error("parallel_attn", is_parallel, "true with new_decoder_architecture")
     if is_parallel and not is_new_architecture and norm_count == 2:
         raise config.error("num_ln_in_parallel_attn", norm_count, "1 or nothing without new_decoder_architecture")
-    kv_heads = config.optional_integer("num_kv_heads") or heads
+    kv_head_count = config.optional_integer("num_kv_heads") or head_count
     if not is_new_architecture:
-        kv_heads = 1 if _nullable_flag(config, "multi_query") else heads
+        kv_head_count = 1 if _nullable_flag(config, "multi_query") else head_count
     has_alibi = _nullable_flag(config, "alibi")
-    position = {"type": "alibi"} if has_alibi else rope(config)
+    position_encoding = {"type": "alibi"} if has_alibi else rope(config)
     softmax_fields: Table = {} if has_alibi else {"float32_softmax": False}
-    softmax_fields |= {"repeat_kv": False} if kv_heads == 1 < heads else {}
+    softmax_fields |= {"repeat_kv": False} if kv_head_count == 1 < head_count else {}
     has_biases = _nullable_flag(config, "bias")
-    mixer = full_width_heads(
-        config, num_key_value_heads=kv_heads, position=position, **softmax_fields, **biases(has_biases, *QKVO_BIASES)
+    token_mixer = full_width_heads(
+        config,
+        num_key_value_heads=kv_head_count,
+        position=position_encoding,
+        **softmax_fields,
+        **biases(has_biases, *QKVO_BIASES),
     )
-    if kv_heads == heads:
-        del mixer["num_key_value_heads"]
+    if kv_head_count == head_count:
+        del token_mixer["num_key_value_heads"]
     feed_forward = non_gated_ffn(config, "ffn_hidden_size", "activation", _nullable_flag(config, "bias"))
-    block: Table = layer_table(mixer, feed_forward, norm)
+    block: Table = layer_table(token_mixer, feed_forward, norm)
     if is_parallel:
         block["parallel"] = "separate" if is_new_architecture and norm_count in (None, 2) else "shared"
     return decoder(config, block, norm)
@@ -74,8 +78,8 @@ def _read_mpt(config: Config) -> Table:
     ffn_config = config.section("ffn_config", {"ffn_type": "mptmlp"})
     ffn_config.require("ffn_type", "mptmlp")
     ffn_config.finish(frozenset({"fc_type"}), config)
-    mixer = full_width_heads(config, position={"type": "alibi"}, fused_qkv=True)
-    block = layer_table(mixer, mlp(4 * config.integer("hidden_size"), "gelu", bias=False), norm)
+    token_mixer = full_width_heads(config, position={"type": "alibi"}, fused_qkv=True)
+    block = layer_table(token_mixer, mlp(4 * config.integer("hidden_size"), "gelu", bias=False), norm)
     return decoder(config, block, norm)
 
 
@@ -85,11 +89,11 @@ ATTENTION_IGNORED_FIELDS = frozenset(
 )
 
 
-def _is_newer_decoder(config_values: ConfigValues) -> bool:
+def _is_newer_decoder(model_values: ConfigValues) -> bool:
     """Whether a Falcon has the newer decoder architecture: two parallel norms, or grouped queries."""
-    return config_values.layers[0].parallel == "separate" or config_values.usual_value("num_key_value_heads") not in (
+    return model_values.layers[0].parallel == "separate" or model_values.usual_value("num_key_value_heads") not in (
         1,
-        config_values.first_value("num_attention_heads"),
+        model_values.first_value("num_attention_heads"),
     )
 
 
@@ -101,11 +105,11 @@ def _with_cache_of_every_head(op: Op) -> Op:
 
 def _has_grouped_queries(spec: ModelSpec) -> bool:
     """Whether a Falcon has the newer decoder architecture and more than a single key/value head."""
-    mixer, is_parallel = spec.main.block.attention, spec.main.block.parallel
+    token_mixer, is_parallel = spec.main.block.attention, spec.main.block.parallel
     return (
-        isinstance(mixer, Attention)
-        and mixer.num_key_value_heads is not None
-        and (mixer.num_key_value_heads > 1 or is_parallel == "separate")
+        isinstance(token_mixer, Attention)
+        and token_mixer.num_key_value_heads is not None
+        and (token_mixer.num_key_value_heads > 1 or is_parallel == "separate")
     )
 
 

@@ -29,8 +29,8 @@ def _read_blt(config: Config) -> Table:
             )
     if encoder_config.flag("cross_attn_all_layers") and encoder_config.integer("num_hidden_layers") > 1:
         raise encoder_config.error("cross_attn_all_layers", True, "false: of its layers the last one alone counts")
-    window = config.optional_integer("local_attention_window_len")
-    window_fields = {} if window is None else {"sliding_window": window}
+    window_size = config.optional_integer("local_attention_window_len")
+    window_fields = {} if window_size is None else {"sliding_window": window_size}
     splits_by_entropy = config.text("patching_mode") == "entropy" and config.flag("patch_in_forward")
     if splits_by_entropy and config.optional_integer("max_patch_length") is not None:
         raise config.field_error("max_patch_length", "null: it splits patches by the text")
@@ -93,8 +93,8 @@ def _check_vocabulary(config: Config, encoder_config: Config) -> None:
 
 def _llama_layers(config: Config, attention_fields: Table | None = None) -> Table:
     """Returns Llama's layers. attention_fields: additional fields of their attention."""
-    heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
-    head_size = config.quotient("num_attention_heads", hidden_size, heads)
+    head_count, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
+    head_size = config.quotient("num_attention_heads", hidden_size, head_count)
     if config.has("head_dim"):  # its class rotates so many numbers, and projects to head_size
         config.require("head_dim", head_size)
     config.require("dropout", 0, 0.0, None)
@@ -105,8 +105,8 @@ def _llama_layers(config: Config, attention_fields: Table | None = None) -> Tabl
 
 def _cross_attention(config: Config) -> Table:
     """Returns cross-attention whose norms of queries and keys precede the projections."""
-    mixer = {name: value for name, value in attention(config).items() if name != "position"}
-    return {"attention": mixer, "norm": rmsnorm(config.number("rms_norm_eps"))}
+    token_mixer = {name: value for name, value in attention(config).items() if name != "position"}
+    return {"attention": token_mixer, "norm": rmsnorm(config.number("rms_norm_eps"))}
 
 
 SHARED_DEFAULTS: dict[str, Any] = {

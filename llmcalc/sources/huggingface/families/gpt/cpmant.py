@@ -21,27 +21,37 @@ MAX_SEGMENTS = 2**20
 
 def _read_cpmant(config: Config) -> Table:
     norm = rmsnorm(config.number("eps"))
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     segment_type_count = config.integer("segment_types")
     if segment_type_count > MAX_SEGMENTS:
         raise config.error(
             "segment_types", segment_type_count, f"at most {MAX_SEGMENTS}, as its table has a row for each pair"
         )
-    prompt_count = config.integer("prompt_types")
-    if prompt_count < FEWEST_PROMPTS:
-        raise config.error("prompt_types", prompt_count, f"at least {FEWEST_PROMPTS}: the class reads the third prompt")
-    attention = {"num_attention_heads": heads, "head_dim": config.integer("dim_head"), "whole_pass": True}
+    prompt_type_count = config.integer("prompt_types")
+    if prompt_type_count < FEWEST_PROMPTS:
+        raise config.error(
+            "prompt_types", prompt_type_count, f"at least {FEWEST_PROMPTS}: the class reads the third prompt"
+        )
+    attention = {"num_attention_heads": head_count, "head_dim": config.integer("dim_head"), "whole_pass": True}
     feed_forward = {"intermediate_size": config.integer("dim_ff"), "hidden_act": "gelu", "gated": True}
     block = layer_table(attention, feed_forward, norm)
-    streams = {"type": "prompt_tokens", "prompt_types": prompt_count, "prompt_length": config.integer("prompt_length")}
+    streams = {
+        "type": "prompt_tokens",
+        "prompt_types": prompt_type_count,
+        "prompt_length": config.integer("prompt_length"),
+    }
     relative_bias = {
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         "relative_attention_num_buckets": config.integer("position_bias_num_buckets"),
         "relative_attention_max_distance": config.integer("position_bias_max_distance"),
         "other_buckets": [segment_type_count**2],
     }
-    stack = {"streams": streams, "token_types": {"type_vocab_size": segment_type_count}, "relative_bias": relative_bias}
-    model_fields = decoder(config, block, norm, stack=stack)
+    stack_fields = {
+        "streams": streams,
+        "token_types": {"type_vocab_size": segment_type_count},
+        "relative_bias": relative_bias,
+    }
+    model_fields = decoder(config, block, norm, stack=stack_fields)
     return {**model_fields, "tie_word_embeddings": False}  # its class ties nothing, whatever the config says
 
 

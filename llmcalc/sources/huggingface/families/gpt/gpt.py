@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 def full_width_heads(config: Config, **attention_fields: Any) -> Table:
     """Returns multi-head attention whose heads together are as wide as the model."""
-    heads = config.integer("num_attention_heads")
-    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
-    return {"num_attention_heads": heads, **attention_fields}
+    head_count = config.integer("num_attention_heads")
+    config.quotient("num_attention_heads", config.integer("hidden_size"), head_count)
+    return {"num_attention_heads": head_count, **attention_fields}
 
 
 def non_gated_ffn(config: Config, width_field: str, activation: str, bias: bool = True) -> Table:
@@ -53,17 +53,17 @@ def non_gated_ffn(config: Config, width_field: str, activation: str, bias: bool 
 
 def _gpt_model(
     config: Config,
-    mixer: Table,
+    token_mixer: Table,
     width_field: str = "n_inner",
-    stack: Table | None = None,
-    head: Table | None = None,
+    stack_fields: Table | None = None,
+    head_fields: Table | None = None,
     label_count: int = 2,
     **block: Any,
 ) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
     feed_forward = non_gated_ffn(config, width_field, "activation_function")
-    layer = {"attention": mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre", **block}
-    return decoder(config, layer, norm, stack=stack, head=head, label_count=label_count)
+    layer = {"attention": token_mixer, "feed_forward": feed_forward, "norm": norm, "norm_placement": "pre", **block}
+    return decoder(config, layer, norm, stack=stack_fields, head=head_fields, label_count=label_count)
 
 
 def _multiple_choice_head(config: Config) -> Table:
@@ -75,13 +75,16 @@ def _multiple_choice_head(config: Config) -> Table:
 
 
 def _read_gpt2(config: Config) -> Table:
-    heads = full_width_heads(config, float32_softmax=False, **biases(True, *QKVO_BIASES))
-    mixer, cross_attention = {**heads, "fused_qkv": True}, Table()
+    head_fields = full_width_heads(config, float32_softmax=False, **biases(True, *QKVO_BIASES))
+    token_mixer, cross_attention = {**head_fields, "fused_qkv": True}, Table()
     if config.flag("add_cross_attention"):
-        cross_attention = {"cross_attention": heads, "idle_cross_attention": True}
+        cross_attention = {"cross_attention": head_fields, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
-    stack = {"position": learned_positions(config)}
-    return {**_gpt_model(config, mixer, stack=stack, **cross_attention), **_multiple_choice_head(config)}
+    stack_fields = {"position": learned_positions(config)}
+    return {
+        **_gpt_model(config, token_mixer, stack_fields=stack_fields, **cross_attention),
+        **_multiple_choice_head(config),
+    }
 
 
 def _read_gpt_bigcode(config: Config) -> Table:
@@ -92,16 +95,18 @@ def _read_gpt_bigcode(config: Config) -> Table:
     else:
         is_multi_query = config.flag("multi_query")
     kv_fields = {"num_key_value_heads": 1} if is_multi_query else {}
-    stack = {"position": learned_positions(config)}
-    return _gpt_model(config, full_width_heads(config, **kv_fields, **biases(True, *QKVO_BIASES)), stack=stack)
+    stack_fields = {"position": learned_positions(config)}
+    return _gpt_model(
+        config, full_width_heads(config, **kv_fields, **biases(True, *QKVO_BIASES)), stack_fields=stack_fields
+    )
 
 
 def _read_gpt_neo(config: Config) -> Table:
     attention_types = config.get("attention_types")
     depth = config.integer("num_hidden_layers")
-    window = config.integer("window_size")
+    window_size = config.integer("window_size")
     attention_types = [[["global", "local"], 12]] if attention_types is None else attention_types
-    layer_changes: Table = {"global": {}, "local": {"attention": {"sliding_window": window}}}
+    layer_changes: Table = {"global": {}, "local": {"attention": {"sliding_window": window_size}}}
     layer_kinds: list[str] = []
     for pattern_entry in attention_types if isinstance(attention_types, list) else ():
         match pattern_entry:
@@ -115,8 +120,10 @@ def _read_gpt_neo(config: Config) -> Table:
         raise config.error(
             "attention_types", attention_types, f'what each of {depth} layers is: [[["global", "local"], {depth // 2}]]'
         )
-    stack = {**stack_of_variants(layer_changes, layer_kinds), "position": learned_positions(config)}
-    return _gpt_model(config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack)
+    stack_fields = {**stack_of_variants(layer_changes, layer_kinds), "position": learned_positions(config)}
+    return _gpt_model(
+        config, full_width_heads(config, float32_scores=True, o_bias=True), "intermediate_size", stack_fields
+    )
 
 
 def _read_openai_gpt(config: Config) -> Table:
@@ -131,21 +138,21 @@ def _read_openai_gpt(config: Config) -> Table:
 def read_gptj(config: Config) -> Table:
     """Reads GPT-J and CodeGen: attention and FFN in parallel after one norm, and an output head with a bias."""
     rotary_dim = config.optional_integer("rotary_dim")
-    position = {"type": "rope", **({} if rotary_dim is None else {"rotary_dim": rotary_dim})}
+    position_encoding = {"type": "rope", **({} if rotary_dim is None else {"rotary_dim": rotary_dim})}
     return _gpt_model(
         config,
-        full_width_heads(config, float32_scores=True, position=position),
+        full_width_heads(config, float32_scores=True, position=position_encoding),
         parallel="shared",
-        head={"bias": True},
+        head_fields={"bias": True},
         label_count=class_count(config),
     )
 
 
 def _read_gpt_neox(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    position = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
-    mixer = full_width_heads(config, position=position, fused_qkv=True, **attention_biases(config))
-    block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm)
+    position_encoding = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
+    token_mixer = full_width_heads(config, position=position_encoding, fused_qkv=True, **attention_biases(config))
+    block = layer_table(token_mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm)
     use_parallel_residual = config.flag("use_parallel_residual")
     return decoder(config, {**block, **({"parallel": "separate"} if use_parallel_residual else {})}, norm)
 
@@ -179,15 +186,15 @@ IGNORED_FIELDS = field_names("""
     """)
 
 
-def _activation_name(config_values: ConfigValues) -> str:
+def _activation_name(model_values: ConfigValues) -> str:
     """Returns GPT-1's activation name, where `gelu` means the approximate GELU."""
-    hidden_act = config_values.network.hidden_act
+    hidden_act = model_values.network.hidden_act
     return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(hidden_act, hidden_act)
 
 
-def _attention_types(config_values: ConfigValues) -> list[Any]:
+def _attention_types(model_values: ConfigValues) -> list[Any]:
     """Returns GPT-Neo's attention type for each layer."""
-    layer_kinds = config_values.layer_kinds()
+    layer_kinds = model_values.layer_kinds()
     return [[["global" if layer_kind == "full_attention" else "local"], 1] for layer_kind in layer_kinds]
 
 

@@ -16,13 +16,13 @@ from ...family import Family, module_names
 from ...parts import ACTIVATIONS, QKVO_BIASES, Table, biases, decoder, layer_table, layernorm, mlp, token_types
 
 
-def _kosmos_decoder(config: Config, stack: Table, **attention_fields: Any) -> Table:
-    norm, heads = layernorm(config.number("layer_norm_eps")), config.integer("num_attention_heads")
-    config.quotient("attention_heads", config.integer("hidden_size"), heads)
+def _kosmos_decoder(config: Config, stack_fields: Table, **attention_fields: Any) -> Table:
+    norm, head_count = layernorm(config.number("layer_norm_eps")), config.integer("num_attention_heads")
+    config.quotient("attention_heads", config.integer("hidden_size"), head_count)
     ffn = mlp(config.integer("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
-    attention = {"num_attention_heads": heads, **biases(True, *QKVO_BIASES), **attention_fields}
+    attention = {"num_attention_heads": head_count, **biases(True, *QKVO_BIASES), **attention_fields}
     block = layer_table(attention, {**ffn, "sub_norm": norm}, norm)
-    return decoder(config, block, norm, stack={"position": {"type": "sinusoidal"}, **stack})
+    return decoder(config, block, norm, stack={"position": {"type": "sinusoidal"}, **stack_fields})
 
 
 def _read_kosmos2(config: Config) -> Table:

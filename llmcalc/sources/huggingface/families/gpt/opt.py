@@ -39,20 +39,20 @@ def _read_xglm(config: Config) -> Table:
 
 
 def _fairseq_decoder(
-    config: Config, width_field: str, activation: str, position: Table, **softmax_fields: bool
+    config: Config, width_field: str, activation: str, position_encoding: Table, **softmax_fields: bool
 ) -> Table:
     """Returns the decoder of a fairseq model. softmax_fields: additional fields of its attention."""
     norm = layernorm()
     attention = full_width_heads(config, **softmax_fields, **biases(True, *QKVO_BIASES))
     block = layer_table(attention, non_gated_ffn(config, width_field, activation), norm)
-    return decoder(config, block, norm, stack={"position": position})
+    return decoder(config, block, norm, stack={"position": position_encoding})
 
 
 IGNORED_FIELDS = frozenset({"activation_dropout", "learned_embeddings", "scale_embedding", "scale_embeddings"})
 
 
-def _has_pre_norm(config_values: ConfigValues) -> bool:
-    return config_values.layers[0].norm_placement == "pre"
+def _has_pre_norm(model_values: ConfigValues) -> bool:
+    return model_values.layers[0].norm_placement == "pre"
 
 
 FAMILIES = {

@@ -28,48 +28,60 @@ from .gpt import full_width_heads, non_gated_ffn
 
 
 def _read_phi3(config: Config) -> Table:
-    position = {**rope(config), "concatenated": True}
-    return llama_decoder(config, attention(config, position=position, fused_qkv=True), ffn=fused_glu(config))
+    position_encoding = {**rope(config), "concatenated": True}
+    return llama_decoder(config, attention(config, position=position_encoding, fused_qkv=True), ffn=fused_glu(config))
 
 
 def _read_phi(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     qk_norms = qk_norm_fields(norm) if config.flag("qk_layernorm") else {}
-    mixer = attention(config, position=rope(config, 0.5), **biases(True, *QKVO_BIASES), **qk_norms)
-    block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm, parallel="shared")
+    attention_table = attention(config, position=rope(config, 0.5), **biases(True, *QKVO_BIASES), **qk_norms)
+    block = layer_table(
+        attention_table, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm, parallel="shared"
+    )
     return decoder(config, block, norm, head={"bias": True})
 
 
 def _read_persimmon(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     qk_norms = qk_norm_fields(norm) if config.flag("qk_layernorm") else {}
-    mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO_BIASES), **qk_norms)
-    return decoder(config, layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm), norm)
+    token_mixer = full_width_heads(config, position=rope(config, 0.5), **biases(True, *QKVO_BIASES), **qk_norms)
+    return decoder(
+        config, layer_table(token_mixer, non_gated_ffn(config, "intermediate_size", "hidden_act"), norm), norm
+    )
 
 
 def _read_stablelm(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     qk_norms = qk_norm_fields({**norm, "bias": False}, "per_head") if config.flag("qk_layernorm") else {}
     has_biases = config.flag("use_qkv_bias")
-    mixer = attention(config, head_dim=None, position=rope(config, 0.25), **biases(has_biases, *QKV_BIASES), **qk_norms)
+    attention_table = attention(
+        config, head_dim=None, position=rope(config, 0.25), **biases(has_biases, *QKV_BIASES), **qk_norms
+    )
     parallel_field = {"parallel": "shared"} if config.flag("use_parallel_residual") else {}
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre", **parallel_field}
+    block = {
+        "attention": attention_table,
+        "feed_forward": glu(config),
+        "norm": norm,
+        "norm_placement": "pre",
+        **parallel_field,
+    }
     return decoder(config, block, norm)
 
 
 def _read_starcoder2(config: Config) -> Table:
     norm, has_bias = layernorm(config.number("norm_epsilon")), config.flag("use_bias")
     sliding_window = config.optional_integer("sliding_window")
-    mixer = attention(config, sliding_window=sliding_window, **biases(has_bias, *QKVO_BIASES))
-    block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act", has_bias), norm)
+    attention_table = attention(config, sliding_window=sliding_window, **biases(has_bias, *QKVO_BIASES))
+    block = layer_table(attention_table, non_gated_ffn(config, "intermediate_size", "hidden_act", has_bias), norm)
     return decoder(config, block, norm)
 
 
 def _read_jais2(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
-    mixer = attention(config, **attention_biases(config))
+    attention_table = attention(config, **attention_biases(config))
     ffn = non_gated_ffn(config, "intermediate_size", "hidden_act", config.flag("mlp_bias"))
-    return decoder(config, layer_table(mixer, ffn, norm), norm)
+    return decoder(config, layer_table(attention_table, ffn, norm), norm)
 
 
 FAMILIES = {

@@ -15,15 +15,15 @@ from ..gpt.gpt import non_gated_ffn
 def _read_bitnet(config: Config) -> Table:
     """Reads BitNet, with a norm before each sublayer's output projection."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, sub_norm=norm, **attention_biases(config))
-    return decoder(config, layer_table(mixer, {**glu(config), "sub_norm": norm}, norm), norm)
+    attention_table = attention(config, sub_norm=norm, **attention_biases(config))
+    return decoder(config, layer_table(attention_table, {**glu(config), "sub_norm": norm}, norm), norm)
 
 
 def _read_nanochat(config: Config) -> Table:
     """Reads nanochat: norms have no weights, a norm follows the embeddings, and QK-norm follows RoPE."""
     norm = rmsnorm(config.number("rms_norm_eps"), weight=False)
-    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm, norm_order="after_rope"))
-    block = layer_table(mixer, non_gated_ffn(config, "intermediate_size", "hidden_act", False), norm)
+    attention_table = attention(config, **attention_biases(config), **qk_norm_fields(norm, norm_order="after_rope"))
+    block = layer_table(attention_table, non_gated_ffn(config, "intermediate_size", "hidden_act", False), norm)
     return decoder(config, block, norm, stack={"embedding_norm": norm})
 
 

@@ -28,11 +28,11 @@ def _read_chameleon(config: Config) -> Table:
     config.quotient("num_attention_heads", config.integer("hidden_size"), config.integer("num_attention_heads"))
     norm = rmsnorm(config.number("rms_norm_eps"))
     has_biases = config.get("attention_bias") is True
-    mixer = attention(
+    attention_table = attention(
         config, head_dim=None, **biases(has_biases, *QKVO_BIASES), **qk_norm_fields(layernorm(), "per_head")
     )
     norm_placement = "output" if config.get("swin_norm") is True else "pre"
-    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm, norm_placement)
+    block = layer_table(attention_table, glu(config, config.flag("mlp_bias")), norm, norm_placement)
     return decoder(config, block, norm)
 
 

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 def _parallel_decoder(
-    config: Config, mixer: Table, feed_forward: Table, norm: Table, stack: Table | None = None
+    config: Config, token_mixer: Table, feed_forward: Table, norm: Table, stack_fields: Table | None = None
 ) -> Table:
-    block = layer_table(mixer, feed_forward, norm, parallel="shared")
-    return decoder(config, block, norm, stack=stack)
+    block = layer_table(token_mixer, feed_forward, norm, parallel="shared")
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 def _layer_norm(config: Config) -> Table:
@@ -60,11 +60,11 @@ def _read_cohere2(config: Config) -> Table:
     config.require("use_qk_norm", None, False)
     depth = config.integer("num_hidden_layers")
     layer_kinds = kinds_with_nth_full(depth, config.optional_integer("sliding_window_pattern") or 4)
-    mixer = attention(config, **attention_biases(config))
+    attention_table = attention(config, **attention_biases(config))
     if config.optional_integer("sliding_window") is None:
-        del mixer["position"]
-    stack = sliding_stack(config, layer_kinds, full_fields={"position": "none"})
-    return _parallel_decoder(config, mixer, glu(config), _layer_norm(config), stack)
+        del attention_table["position"]
+    stack_fields = sliding_stack(config, layer_kinds, full_fields={"position": "none"})
+    return _parallel_decoder(config, attention_table, glu(config), _layer_norm(config), stack_fields)
 
 
 def _read_cohere2_moe(config: Config) -> Table:
@@ -74,7 +74,7 @@ def _read_cohere2_moe(config: Config) -> Table:
         raise config.error("first_k_dense_replace", dense_layer_count, f"at most num_hidden_layers ({depth})")
     dense_period = config.integer("prefix_dense_sliding_window_pattern")
     full_attention_period = config.optional_integer("sliding_window_pattern") or 4
-    window = config.optional_integer("sliding_window")
+    window_size = config.optional_integer("sliding_window")
     default_layer_kinds = [
         *kinds_with_nth_full(dense_layer_count, dense_period),
         *kinds_with_nth_full(depth - dense_layer_count, full_attention_period),
@@ -99,7 +99,9 @@ def _read_cohere2_moe(config: Config) -> Table:
     dense_ffn = {"type": "mlp", **glu(config, ffn_width=config.optional_integer("prefix_dense_intermediate_size"))}
     layer_variants: Table = {}
     for attention_kind, ffn_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):
-        window_fields: Table = {} if attention_kind == "full" or window is None else {"sliding_window": window}
+        window_fields: Table = (
+            {} if attention_kind == "full" or window_size is None else {"sliding_window": window_size}
+        )
         has_rope = bool(window_fields) or (ffn_kind == "dense" and dense_period == 1)
         layer_changes: Table = window_fields if has_rope else {"position": "none"}
         layer_variants[f"{ffn_kind}_{attention_kind}"] = {
@@ -110,28 +112,28 @@ def _read_cohere2_moe(config: Config) -> Table:
     kind_pattern = layer_pattern(
         [f"{ffn_kind}_{attention_kind}" for attention_kind, ffn_kind in zip(attention_kinds, ffn_kinds, strict=True)]
     )
-    mixer = attention(config, **attention_biases(config))
-    return _parallel_decoder(config, mixer, experts, norm, {"variants": layer_variants, **kind_pattern})
+    attention_table = attention(config, **attention_biases(config))
+    return _parallel_decoder(config, attention_table, experts, norm, {"variants": layer_variants, **kind_pattern})
 
 
 def _read_cohere_compass(config: Config) -> Table:
     """Reads Cohere Compass: `rope_parameters` has a table per kind of layer, or null for no positions."""
     rope_parameters = config.config_fields.get("rope_parameters")
     rope_tables = rope_parameters if isinstance(rope_parameters, dict) else {}
-    window = config.optional_integer("sliding_window")
+    window_size = config.optional_integer("sliding_window")
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * config.integer("num_hidden_layers"))
-    attention_changes: Table = {"full": {}, "sliding": {"sliding_window": window}}
+    attention_changes: Table = {"full": {}, "sliding": {"sliding_window": window_size}}
     for field_name, layer_kind in FULL_OR_SLIDING.items():
         if field_name in rope_tables and rope_tables[field_name] is None:
             attention_changes[layer_kind]["position"] = "none"
         else:
             attention_changes[layer_kind]["position"] = rope(config, layer_kind=field_name)
-    if "sliding" in layer_kinds and window is None:
+    if "sliding" in layer_kinds and window_size is None:
         raise config.error("sliding_window", None, "a positive whole number, for layer_types has sliding layers")
     changes_by_kind = {layer_kind: {"attention": changes} for layer_kind, changes in attention_changes.items()}
-    stack = stack_of_variants(changes_by_kind, layer_kinds)
-    mixer = attention(config, **attention_biases(config))
-    return _parallel_decoder(config, mixer, glu(config), _layer_norm(config), stack)
+    stack_fields = stack_of_variants(changes_by_kind, layer_kinds)
+    attention_table = attention(config, **attention_biases(config))
+    return _parallel_decoder(config, attention_table, glu(config), _layer_norm(config), stack_fields)
 
 
 IGNORED_FIELDS = field_names("""
@@ -141,11 +143,11 @@ IGNORED_FIELDS = field_names("""
     """)
 
 
-def _rms_eps(config_values: ConfigValues) -> float:
+def _rms_eps(model_values: ConfigValues) -> float:
     """Returns an RMSNorm's epsilon, for a config field that only configs with an RMSNorm have."""
-    if config_values.layers[0].norm.type != "rmsnorm":
+    if model_values.layers[0].norm.type != "rmsnorm":
         raise AbsentValue
-    return config_values.layers[0].norm.eps
+    return model_values.layers[0].norm.eps
 
 
 FAMILIES = {

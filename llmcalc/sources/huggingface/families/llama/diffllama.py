@@ -12,20 +12,20 @@ from .llama import llama_decoder
 
 
 def _read_diffllama(config: Config) -> Table:
-    heads, eps = config.integer("num_attention_heads"), config.number("rms_norm_eps")
+    head_count, eps = config.integer("num_attention_heads"), config.number("rms_norm_eps")
     head_dim = config.optional_integer("head_dim") or config.quotient(
-        "num_attention_heads", config.integer("hidden_size"), heads
+        "num_attention_heads", config.integer("hidden_size"), head_count
     )
-    kv_heads = config.optional_integer("num_key_value_heads") or heads
-    head_fields = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
-    mixer = {
+    kv_head_count = config.optional_integer("num_key_value_heads") or head_count
+    head_fields = {"num_attention_heads": head_count, "num_key_value_heads": kv_head_count, "head_dim": head_dim}
+    token_mixer = {
         "type": "differential",
         **head_fields,
         "attention_bias": config.flag("attention_bias"),
         "norm_eps": eps,
         "position": rope(config),
     }
-    return llama_decoder(config, mixer)
+    return llama_decoder(config, token_mixer)
 
 
 FAMILIES = {"diffllama": Family(_read_diffllama, ignored_fields=frozenset({"mlp_bias", "patch_size"}))}

@@ -28,11 +28,11 @@ def _read_evolla(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     hidden_size = config.integer("hidden_size")
     depth = config.integer("num_hidden_layers")
-    heads = config.integer("num_attention_heads")
-    config.quotient("num_attention_heads", hidden_size, heads)
+    head_count = config.integer("num_attention_heads")
+    config.quotient("num_attention_heads", hidden_size, head_count)
     block = layer_table(attention(config, **attention_biases(config)), glu(config, config.flag("mlp_bias")), norm)
     cross_attention = {
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         **biases(True, "q_bias", "k_bias", "v_bias"),
         **biases(config.flag("aligner_enable_bias"), "o_bias"),
     }
@@ -45,8 +45,11 @@ def _read_evolla(config: Config) -> Table:
     config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
     adapter_interval = max(depth // config.integer("aligner_num_add_layers"), 1)
     adapted_layer = {"type": "adapted", "adapter": {"type": "gated_cross", **adapter_table}}
-    stack: Table = {"variants": {"adapted": adapted_layer}, "pattern": [*["block"] * (adapter_interval - 1), "adapted"]}
-    return {**decoder(config, block, norm, stack=stack), "tie_word_embeddings": False}
+    stack_fields: Table = {
+        "variants": {"adapted": adapted_layer},
+        "pattern": [*["block"] * (adapter_interval - 1), "adapted"],
+    }
+    return {**decoder(config, block, norm, stack=stack_fields), "tie_word_embeddings": False}
 
 
 FAMILIES = {

@@ -44,8 +44,8 @@ def _read_exaone4(config: Config) -> Table:
     note_uncounted_mtp(config)
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config, **qk_norm_fields(norm)), glu(config), norm, "output")
-    stack = sliding_stack(config, _attention_kinds(config), full_fields={"position": "none"})
-    return decoder(config, block, norm, stack=stack)
+    stack_fields = sliding_stack(config, _attention_kinds(config), full_fields={"position": "none"})
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 def _read_exaone_moe(config: Config) -> Table:
@@ -55,7 +55,7 @@ def _read_exaone_moe(config: Config) -> Table:
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
     depth = config.integer("num_hidden_layers")
-    window = config.optional_integer("sliding_window")
+    window_size = config.optional_integer("sliding_window")
     dense_layer_count = config.count("first_k_dense_replace")
     default_layer_kinds = ["dense" if layer_index < dense_layer_count else "sparse" for layer_index in range(depth)]
     ffn_kinds = listed_kinds(config, "mlp_layer_types", {"dense": "dense", "sparse": "sparse"}, default_layer_kinds)
@@ -65,8 +65,11 @@ def _read_exaone_moe(config: Config) -> Table:
     expert_width, shared_expert_count = config.integer("moe_intermediate_size"), config.count("num_shared_experts")
     router = {"score_correction": "buffer", "scoring_func": "sigmoid"}
     experts = gated_experts(config, expert_width, expert_width * shared_expert_count, router=router)
-    sliding = {} if window is None else {"sliding_window": window}
-    attention_changes: Table = {"sliding": sliding, "full": {} if window is None else {"position": "none"}}
+    sliding_layer_fields = {} if window_size is None else {"sliding_window": window_size}
+    attention_changes: Table = {
+        "sliding": sliding_layer_fields,
+        "full": {} if window_size is None else {"position": "none"},
+    }
     dense_network: Table = {"feed_forward": {"type": "mlp", **glu(config)}}
     layer_variants: Table = {}
     for attention_kind, network_kind in dict.fromkeys(zip(attention_kinds, ffn_kinds, strict=True)):
@@ -78,12 +81,12 @@ def _read_exaone_moe(config: Config) -> Table:
         [f"{ffn_kind}_{attention_kind}" for attention_kind, ffn_kind in zip(attention_kinds, ffn_kinds, strict=True)]
     )
     block = layer_table(attention(config, **qk_norm_fields(norm)), experts, norm)
-    stack: Table = {"variants": layer_variants, **kind_pattern}
+    stack_fields: Table = {"variants": layer_variants, **kind_pattern}
     module_kinds = config.texts("mtp_layer_types")[:1] if config.has("mtp_layer_types") else []
     module_attention = FULL_OR_SLIDING.get(module_kinds[0], "full") if module_kinds else attention_kinds[0]
     layer_changes = {"attention": attention_changes[module_attention], **dense_network}
-    mtp_fields = add_mtp_modules(config, stack, "mtp", layer_changes, norm)
-    return decoder(config, block, norm, stack=stack, **mtp_fields)
+    mtp_fields = add_mtp_modules(config, stack_fields, "mtp", layer_changes, norm)
+    return decoder(config, block, norm, stack=stack_fields, **mtp_fields)
 
 
 IGNORED_FIELDS = field_names("""

@@ -41,12 +41,12 @@ def _decoder_with_attention(
     config: Config,
     feed_forward: Table,
     norm_placement: str = "pre",
-    stack: Table | None = None,
+    stack_fields: Table | None = None,
     **attention_fields: Any,
 ) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **attention_biases(config), **attention_fields)
-    return decoder(config, layer_table(mixer, feed_forward, norm, norm_placement), norm, stack=stack)
+    attention_table = attention(config, **attention_biases(config), **attention_fields)
+    return decoder(config, layer_table(attention_table, feed_forward, norm, norm_placement), norm, stack=stack_fields)
 
 
 def _read_granite(config: Config) -> Table:
@@ -73,7 +73,7 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
 
     `layer_rope_theta` is the base of RoPE in each layer; 0 means no positions.
     """
-    depth, window = config.integer("num_hidden_layers"), config.integer("sliding_window")
+    depth, window_size = config.integer("num_hidden_layers"), config.integer("sliding_window")
     default_layer_kinds = ["sliding" if layer_index % 4 else "full" for layer_index in range(depth)]
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
     rope_bases = config.get("layer_rope_theta")
@@ -86,22 +86,30 @@ def _sliding_decoder(config: Config, feed_forward: Table) -> Table:
     layers: list[tuple[str, Table]] = []
     for layer_kind, rope_base in zip(layer_kinds, rope_bases or [None] * depth, strict=False):
         if rope_base is None:
-            position = {}
+            position_encoding = {}
         else:
-            position = {"position": {**rope(config), "rope_theta": float(rope_base)} if rope_base else "none"}
+            position_encoding = {"position": {**rope(config), "rope_theta": float(rope_base)} if rope_base else "none"}
         layers.append(
-            (layer_kind, {"attention": {**position, **({"sliding_window": window} if layer_kind == "sliding" else {})}})
+            (
+                layer_kind,
+                {
+                    "attention": {
+                        **position_encoding,
+                        **({"sliding_window": window_size} if layer_kind == "sliding" else {}),
+                    }
+                },
+            )
         )
-    return _decoder_with_attention(config, feed_forward, stack=stack_of_layers(layers), sinks=True)
+    return _decoder_with_attention(config, feed_forward, stack_fields=stack_of_layers(layers), sinks=True)
 
 
 def _read_granitemoe_swa(config: Config) -> Table:
     return _sliding_decoder(config, _shared_experts(config))
 
 
-def _rope_bases(config_values: ConfigValues) -> Any:
+def _rope_bases(model_values: ConfigValues) -> Any:
     """Returns RoPE's base in each layer, or 0 without positions."""
-    return [position.rope_theta if isinstance(position, Rope) else 0 for position in config_values.positions]
+    return [position.rope_theta if isinstance(position, Rope) else 0 for position in model_values.positions]
 
 
 ROPE_BASE_WRITERS: FieldWriters = {**WINDOW_WRITER, "layer_rope_theta": _rope_bases}

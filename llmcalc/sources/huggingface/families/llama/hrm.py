@@ -22,11 +22,13 @@ def _read_hrm_text(config: Config) -> Table:
         raise config.error("num_hidden_layers", depth, f"at most {MAX_VARIANTS // 2} layers of each stack")
     norm, has_bias = rmsnorm(config.number("rms_norm_eps"), weight=False), config.flag("attention_bias")
     output_gate = {"per": "element", "bias": has_bias}
-    mixer = attention(config, num_key_value_heads=None, output_gate=output_gate, **biases(has_bias, *QKVO_BIASES))
+    attention_table = attention(
+        config, num_key_value_heads=None, output_gate=output_gate, **biases(has_bias, *QKVO_BIASES)
+    )
     low_level_names = [f"low_{layer_index}" for layer_index in range(depth)]
     high_level_names = [f"high_{layer_index}" for layer_index in range(depth)]
     layer_kinds = [*low_level_names * low_level_cycles, *high_level_names] * high_level_cycles
-    stack = {
+    stack_fields = {
         "num_hidden_layers": len(layer_kinds),
         "variants": {layer_kind: {} for layer_kind in (*low_level_names, *high_level_names)},
         "first_layers": layer_kinds,
@@ -34,8 +36,8 @@ def _read_hrm_text(config: Config) -> Table:
         "shared_layers": [*low_level_names, *high_level_names],
         "second_stream": {},
     }
-    block = layer_table(mixer, glu(config, config.flag("mlp_bias")), norm)
-    return decoder(config, block, norm, stack=stack)
+    block = layer_table(attention_table, glu(config, config.flag("mlp_bias")), norm)
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 FAMILIES = {

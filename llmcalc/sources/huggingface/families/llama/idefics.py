@@ -35,25 +35,29 @@ def _read_idefics(config: Config) -> Table:
     }
     config.notes.append("cross_layer_interval: text alone is counted; its products with images are not counted")
     layer_kinds = (["image"] + ["block"] * image_interval) * (depth // image_interval)
-    stack = {"variants": {"image": image_layer}, "num_hidden_layers": len(layer_kinds), **layer_pattern(layer_kinds)}
+    stack_fields = {
+        "variants": {"image": image_layer},
+        "num_hidden_layers": len(layer_kinds),
+        **layer_pattern(layer_kinds),
+    }
     vocab_size = config.integer("vocab_size") + config.count("additional_vocab_size")
-    return {**decoder(config, block, norm, stack=stack), "vocab_size": vocab_size}
+    return {**decoder(config, block, norm, stack=stack_fields), "vocab_size": vocab_size}
 
 
 def _empty_image_arguments(config: Any) -> dict[str, tuple[int | str, ...]]:
-    """Returns the class's arguments with which it runs on a text without an image."""
+    """Returns the forward arguments for a text without an image."""
     argument_name = "perceiver_embeddings" if config.use_resampler else "image_encoder_embeddings"
     return {argument_name: ("batch", 1, 0, config.vision_config.embed_dim), "image_attention_mask": ("batch", "seq", 1)}
 
 
-def _image_layer(config_values: ConfigValues) -> Any:
+def _image_layer(model_values: ConfigValues) -> Any:
     """Returns the layer that attends to images."""
-    return config_values.first_stack.variants["image"]
+    return model_values.first_stack.variants["image"]
 
 
-def _image_layer_interval(config_values: ConfigValues) -> int:
+def _image_layer_interval(model_values: ConfigValues) -> int:
     """Returns the number of Llama's layers between layers that attend to images."""
-    layer_kinds = config_values.first_stack.layer_names()
+    layer_kinds = model_values.first_stack.layer_names()
     return layer_kinds.count("block") // max(1, layer_kinds.count("image"))
 
 

@@ -27,7 +27,11 @@ from ...parts import (
 
 
 def llama_decoder(
-    config: Config, mixer: Table, mlp_bias: bool = False, reads_layer_types: bool = False, ffn: Table | None = None
+    config: Config,
+    token_mixer: Table,
+    mlp_bias: bool = False,
+    reads_layer_types: bool = False,
+    ffn: Table | None = None,
 ) -> Table:
     """Returns a decoder of pre-norm RMSNorm layers with gated FFNs; some layers may have sliding windows.
 
@@ -35,7 +39,7 @@ def llama_decoder(
     reads_layer_types: whether `layer_types` counts although the family has no default for it.
     """
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(mixer, ffn or glu(config, mlp_bias), norm)
+    block = layer_table(token_mixer, ffn or glu(config, mlp_bias), norm)
     return decoder(config, block, norm, stack=sliding_variants(config, reads_layer_types))
 
 
@@ -49,14 +53,16 @@ def sliding_variants(config: Config, reads_layer_types: bool = False) -> Table:
         return {}
     depth = config.integer("num_hidden_layers")
     uses_window = config.flag("use_sliding_window") if "use_sliding_window" in config.defaults else True
-    window = config.optional_integer("sliding_window") if uses_window else None  # without windows also 0 in some files
+    window_size = (
+        config.optional_integer("sliding_window") if uses_window else None
+    )  # without windows also 0 in some files
     first_sliding_layer = config.count("max_window_layers") if "max_window_layers" in config.defaults else 0
     layer_kinds = ["full" if layer_index < first_sliding_layer else "sliding" for layer_index in range(depth)]
     if reads_layer_types or "layer_types" in config.defaults:
         layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, layer_kinds)
-    if window is None:
+    if window_size is None:
         return {}
-    layer_variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window}}}
+    layer_variants: Table = {"full": {}, "sliding": {"attention": {"sliding_window": window_size}}}
     variants = {name: variant for name, variant in layer_variants.items() if name in layer_kinds}
     return {"variants": variants, **layer_pattern(layer_kinds)}
 
@@ -76,8 +82,10 @@ def _read_qwen2(config: Config) -> Table:
 
 
 def _read_qwen3(config: Config) -> Table:
-    mixer = attention(config, **attention_biases(config), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))))
-    return llama_decoder(config, mixer)
+    attention_table = attention(
+        config, **attention_biases(config), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
+    )
+    return llama_decoder(config, attention_table)
 
 
 def _read_cwm(config: Config) -> Table:
@@ -85,8 +93,8 @@ def _read_cwm(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config), glu(config, config.flag("mlp_bias")), norm)
     config.integer("sliding_window")
-    stack = sliding_stack(config, ["sliding" if layer_index % 4 else "full" for layer_index in range(depth)])
-    return decoder(config, block, norm, stack=stack)
+    stack_fields = sliding_stack(config, ["sliding" if layer_index % 4 else "full" for layer_index in range(depth)])
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 FAMILIES = {

@@ -29,8 +29,8 @@ KIND_BY_LAYER_TYPE = {"chunked_attention": "chunked", "full_attention": "full"}
 def _read_llama4_text(config: Config) -> Table:
     """Reads Llama 4's text model: QK-norm has no weights and exists only in layers with RoPE."""
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **attention_biases(config))
-    rope_fields: Table = {"position": mixer.pop("position")}
+    attention_table = attention(config, **attention_biases(config))
+    rope_fields: Table = {"position": attention_table.pop("position")}
     if config.flag("use_qk_norm"):
         rope_fields |= qk_norm_fields(rmsnorm(config.number("rms_norm_eps"), weight=False), norm_order="after_rope")
     position_kinds = ["rope" if has_rope else "nope" for has_rope in _rope_flags(config, depth)]
@@ -59,7 +59,7 @@ def _read_llama4_text(config: Config) -> Table:
     else:
         experts = {}
     ffn_kinds = ["moe" if layer_index in expert_layers else "dense" for layer_index in range(depth)]
-    block = layer_table(mixer, glu(config, ffn_width=config.integer("intermediate_size_mlp")), norm)
+    block = layer_table(attention_table, glu(config, ffn_width=config.integer("intermediate_size_mlp")), norm)
     layer_kinds = [
         f"{attention_range}_{kind}" for attention_range, kind in zip(attention_kinds, position_kinds, strict=True)
     ]

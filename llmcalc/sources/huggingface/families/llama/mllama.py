@@ -21,16 +21,16 @@ def _read_mllama_text_model(config: Config) -> Table:
     cross_layers = (
         {3, 8, 13, 18, 23, 28, 33, 38} if listed_layers is None else {*config.integers("cross_attention_layers")}
     )
-    mixer = attention(config, head_dim=None)
-    layer: Table = layer_table(mixer, glu(config), norm)
+    attention_table = attention(config, head_dim=None)
+    layer: Table = layer_table(attention_table, glu(config), norm)
     image_layer: Table = {"type": "gated_cross", "attention": {"position": "none", **qk_norm_fields(norm)}}
     layer_kinds = ["image" if layer_index in cross_layers else "block" for layer_index in range(depth)]
     if "image" in layer_kinds:
         config.notes.append(
             "cross_attention_layers: their parameters are counted; their products with the image are not counted"
         )
-    stack = {"variants": {"image": image_layer}, **layer_pattern(layer_kinds)} if "image" in layer_kinds else {}
-    return decoder(config, layer, norm, stack=stack, additional_vocab_size=EXTRA_EMBEDDING_ROWS)
+    stack_fields = {"variants": {"image": image_layer}, **layer_pattern(layer_kinds)} if "image" in layer_kinds else {}
+    return decoder(config, layer, norm, stack=stack_fields, additional_vocab_size=EXTRA_EMBEDDING_ROWS)
 
 
 FAMILIES = {

@@ -15,8 +15,8 @@ from ...parts import QKV_BIASES, Table, attention, attention_biases, decoder, gl
 def _read_molmo2_text(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     norm_scope = config.choice({"qwen3": "head", "olmo": "projection"}, "qk_norm_type")
-    mixer = attention(config, **attention_biases(config, QKV_BIASES), **qk_norm_fields(norm, norm_scope))
-    block = layer_table(mixer, glu(config), norm, "output" if config.flag("norm_after") else "pre")
+    attention_table = attention(config, **attention_biases(config, QKV_BIASES), **qk_norm_fields(norm, norm_scope))
+    block = layer_table(attention_table, glu(config), norm, "output" if config.flag("norm_after") else "pre")
     extra_rows = config.count("additional_vocab_size") or None
     return decoder(config, block, norm, additional_vocab_size=extra_rows)
 

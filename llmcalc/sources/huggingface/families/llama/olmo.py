@@ -29,22 +29,26 @@ from ...parts import (
 
 def _read_olmo(config: Config) -> Table:
     norm = layernorm(1e-5, weight=False, float32_product=True)
-    mixer = attention(config, **attention_biases(config))
-    return decoder(config, layer_table(mixer, glu(config), norm), norm)
+    attention_table = attention(config, **attention_biases(config))
+    return decoder(config, layer_table(attention_table, glu(config), norm), norm)
 
 
 def _decoder_with_qk_norm(
-    config: Config, feed_forward: Table, norm_placement: str, stack: Table | None = None, float32_product: bool = True
+    config: Config,
+    feed_forward: Table,
+    norm_placement: str,
+    stack_fields: Table | None = None,
+    float32_product: bool = True,
 ) -> Table:
     """Returns a decoder with RMSNorm and a QK-norm over all heads at once. float32_product: as in `Norm`."""
     norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
-    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm, "projection"))
-    return decoder(config, layer_table(mixer, feed_forward, norm, norm_placement), norm, stack=stack)
+    attention_table = attention(config, **attention_biases(config), **qk_norm_fields(norm, "projection"))
+    return decoder(config, layer_table(attention_table, feed_forward, norm, norm_placement), norm, stack=stack_fields)
 
 
 def _read_olmo3(config: Config) -> Table:
-    stack = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 4))
-    return _decoder_with_qk_norm(config, glu(config), "output", stack)
+    stack_fields = sliding_stack(config, kinds_with_nth_full(config.integer("num_hidden_layers"), 4))
+    return _decoder_with_qk_norm(config, glu(config), "output", stack_fields)
 
 
 def _routed_experts(config: Config) -> Table:

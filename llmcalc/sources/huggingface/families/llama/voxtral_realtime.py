@@ -11,10 +11,10 @@ from ...parts import Table, attention, decoder, glu, rmsnorm
 
 
 def _read_voxtral_realtime_text(config: Config) -> Table:
-    norm, window = rmsnorm(config.number("rms_norm_eps")), config.optional_integer("sliding_window")
+    norm, window_size = rmsnorm(config.number("rms_norm_eps")), config.optional_integer("sliding_window")
     block = {
         "type": "conditioned",
-        "attention": attention(config, sliding_window=window),
+        "attention": attention(config, sliding_window=window_size),
         "feed_forward": glu(config),
         "condition_rank": CONDITION_RANK,
         "norm": norm,

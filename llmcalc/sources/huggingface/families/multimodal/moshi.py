@@ -38,9 +38,9 @@ def _sliding_decoder(config: Config) -> Table:
     config.quotient("num_attention_heads", config.integer("hidden_size"), config.integer("num_attention_heads"))
     if ffn_width % 2:
         raise config.error("ffn_dim", ffn_width, "an even number")
-    window = config.optional_integer("sliding_window")
+    window_size = config.optional_integer("sliding_window")
     block = layer_table(
-        attention(config, sliding_window=window),
+        attention(config, sliding_window=window_size),
         {"intermediate_size": ffn_width // 2, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True},
         norm,
     )

@@ -85,8 +85,8 @@ def _read_qwen4(config: Config) -> Table:
             )
         )
     shared_fields: Table = {"hc_mult": stream_count, "hc_lowrank": low_rank, "norm": norm}
-    stack = {**stack_of_layers(layers), "streams": {"type": "gated_streams", **shared_fields}}
-    return decoder(config, block, None, stack=stack)
+    stack_fields = {**stack_of_layers(layers), "streams": {"type": "gated_streams", **shared_fields}}
+    return decoder(config, block, None, stack=stack_fields)
 
 
 def _indexer(config: Config, norm: Table) -> Table:
@@ -111,7 +111,7 @@ def _ngram_inputs(config: Config, norm: Table, stream_count: int) -> dict[int, T
     layer_numbers = [] if listed_layers is None else sorted({*config.integers("ple_layer_ids")})
     longest_ngram, heads_per_ngram = config.integer("ngram_size"), config.integer("heads_per_ngram")
     ngram_width = config.optional_integer("ple_embed_dim") or config.integer("hidden_size")
-    heads = (longest_ngram - 1) * heads_per_ngram
+    table_count = (longest_ngram - 1) * heads_per_ngram
     least_prime = config.integer("ngram_vocab_size_base")
     row_divisor = config.integer("make_ngram_vocab_size_divisible_by")
     kernel_size = config.integer("ple_conv_kernel_size")
@@ -119,20 +119,22 @@ def _ngram_inputs(config: Config, norm: Table, stream_count: int) -> dict[int, T
         return {}
     if layer_numbers[-1] > config.integer("num_hidden_layers"):
         raise config.error("ple_layer_ids", layer_numbers, "numbers of layers, from 1 to num_hidden_layers")
-    if heads < 1 or ngram_width % heads:
-        raise config.error("ple_embed_dim", ngram_width, f"a multiple of (ngram_size - 1) · heads_per_ngram = {heads}")
-    if heads * len(layer_numbers) > MAX_TABLES or least_prime > LARGEST_TABLE:
+    if table_count < 1 or ngram_width % table_count:
+        raise config.error(
+            "ple_embed_dim", ngram_width, f"a multiple of (ngram_size - 1) · heads_per_ngram = {table_count}"
+        )
+    if table_count * len(layer_numbers) > MAX_TABLES or least_prime > LARGEST_TABLE:
         raise config.error(
             "ngram_vocab_size_base", least_prime, f"at most {LARGEST_TABLE}, and {MAX_TABLES} hashed heads"
         )
-    table_primes = list(islice(filter(_is_prime, count(least_prime)), heads * len(layer_numbers)))
+    table_primes = list(islice(filter(_is_prime, count(least_prime)), table_count * len(layer_numbers)))
     ngram_inputs = {}
     for i, layer_number in enumerate(layer_numbers):
-        ngram_rows = ceil_div(sum(table_primes[i * heads : (i + 1) * heads]), row_divisor) * row_divisor
+        ngram_rows = ceil_div(sum(table_primes[i * table_count : (i + 1) * table_count]), row_divisor) * row_divisor
         ngram_input = {
             "ngram_rows": ngram_rows,
-            "ngram_heads": heads,
-            "ngram_head_dim": ngram_width // heads,
+            "ngram_heads": table_count,
+            "ngram_head_dim": ngram_width // table_count,
             "streams": stream_count,
             "conv_kernel_size": kernel_size,
             "dilation": longest_ngram,
@@ -156,7 +158,7 @@ class _VisibleBlocks(CompressedKVAttentionCore):
 
 
 def _visible_blocks(op: Op) -> Op:
-    """Returns an operation in which the indexer's scores are computed as in the `transformers` class."""
+    """Returns an operation whose indexer scores only complete blocks, like the `transformers` class."""
     if not isinstance(op, CompressedKVAttentionCore):
         return op
     return _VisibleBlocks(
@@ -172,15 +174,22 @@ QUERY_BY_QUERY = Deviation(
 )
 
 
-def _indexer_of_model(config_values: ConfigValues) -> Any:
+def _indexer_of_model(model_values: ConfigValues) -> Any:
     return require_present(
-        next((mixer.block_indexer for mixer in config_values.mixers if getattr(mixer, "block_indexer", None)), None)
+        next(
+            (
+                token_mixer.block_indexer
+                for token_mixer in model_values.mixers
+                if getattr(token_mixer, "block_indexer", None)
+            ),
+            None,
+        )
     )
 
 
-def _ngram_parts(config_values: ConfigValues) -> dict[int, Any]:
+def _ngram_parts(model_values: ConfigValues) -> dict[int, Any]:
     input_by_layer = {
-        layer_index + 1: getattr(layer, "ngram_input", None) for layer_index, layer in enumerate(config_values.layers)
+        layer_index + 1: getattr(layer, "ngram_input", None) for layer_index, layer in enumerate(model_values.layers)
     }
     return {layer_index: ngram_input for layer_index, ngram_input in input_by_layer.items() if ngram_input is not None}
 

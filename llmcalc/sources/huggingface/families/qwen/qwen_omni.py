@@ -15,10 +15,12 @@ from ..llama.llama import llama_decoder
 
 
 def _read_qwen3_omni_moe_text(config: Config) -> Table:
-    """Reads Qwen3-Omni's thinker, whose class would attend to all tokens but cache only those of a window."""
+    """Reads Qwen3-Omni's thinker, whose sliding window is not supported."""
     config.require("sliding_window", None)
-    mixer = attention(config, **attention_biases(config), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps"))))
-    return qwen_moe_decoder(config, config.count("num_experts"), mixer, {})
+    attention_table = attention(
+        config, **attention_biases(config), **qk_norm_fields(rmsnorm(config.number("rms_norm_eps")))
+    )
+    return qwen_moe_decoder(config, config.count("num_experts"), attention_table, {})
 
 
 QWEN2_5_ENCODERS = {

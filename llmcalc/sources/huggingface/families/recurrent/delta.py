@@ -92,8 +92,8 @@ def _qwen_decoder(config: Config, expert_flags: list[bool]) -> Table:
     layer_kinds = [
         kind + ("_moe" if has_experts else "") for kind, has_experts in zip(mixer_kinds, expert_flags, strict=True)
     ]
-    stack = stack_of_kinds(layer_configs, layer_kinds)
-    return decoder(config, stack["block"], norm, stack=stack, **_prediction_module(config, layer_kinds))
+    stack_fields = stack_of_kinds(layer_configs, layer_kinds)
+    return decoder(config, stack_fields["block"], norm, stack=stack_fields, **_prediction_module(config, layer_kinds))
 
 
 def _prediction_module(config: Config, layer_kinds: list[str]) -> Table:
@@ -185,7 +185,8 @@ def read_ling_3(config: Config) -> Table:
         config, Config(linear_fields, {}, config.model_type), low_rank_gates=False, **lower_bound_fields
     )
     default_layer_kinds = [
-        "linear" if (index + 1) % attention_period else "full" for index in range(config.integer("num_hidden_layers"))
+        "linear" if (layer_index + 1) % attention_period else "full"
+        for layer_index in range(config.integer("num_hidden_layers"))
     ]
     mixer_kinds = listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
     full_attention = latent_attention(config, output_gate={"per": "head"})
@@ -193,13 +194,13 @@ def read_ling_3(config: Config) -> Table:
     return {**model_fields, **_latent_mtp_fields(config, model_fields["decoder"])}
 
 
-def _latent_mtp_fields(config: Config, stack: Table) -> Table:
+def _latent_mtp_fields(config: Config, stack_fields: Table) -> Table:
     """Returns Ling 3's multi-token-prediction modules, whose layer has latent attention and experts.
 
     Source: vLLM, models/bailing_moe_v3_mtp.py (`BailingMoeV3MultiTokenPredictorLayer`).
     """
     full_kind = "full_moe"
-    if full_kind not in (*stack.get("pattern", ()), *stack.get("first_layers", ())):
+    if full_kind not in (*stack_fields.get("pattern", ()), *stack_fields.get("first_layers", ())):
         note_uncounted_mtp(config)
         return {}
     mtp_fields = mtp_modules(config)
@@ -241,15 +242,15 @@ def latent_decoder(config: Config, linear_attention: Table, full_attention: Tabl
         **({"dense": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}),
     }
     layer_configs = {
-        f"{mixer_kind}_{ffn_kind}": {**mixer, "feed_forward": ffn}
-        for mixer_kind, mixer in mixers.items()
+        f"{mixer_kind}_{ffn_kind}": {**token_mixer, "feed_forward": ffn}
+        for mixer_kind, token_mixer in mixers.items()
         for ffn_kind, ffn in ffns_by_kind.items()
     }
-    stack = stack_of_kinds(
+    stack_fields = stack_of_kinds(
         layer_configs,
         [f"{mixer_kind}_{ffn_kind}" for mixer_kind, ffn_kind in zip(mixer_kinds, layer_kinds, strict=True)],
     )
-    return {**decoder(config, stack["block"], norm, stack=stack), "tie_word_embeddings": False}
+    return {**decoder(config, stack_fields["block"], norm, stack=stack_fields), "tie_word_embeddings": False}
 
 
 def kimi_mixers(config: Config, linear_config: Config, depth: int) -> list[str]:
@@ -272,14 +273,16 @@ def _read_olmo_hybrid(config: Config) -> Table:
     """Reads OLMo Hybrid: full-attention layers have OLMo 3's norms, linear-attention layers pre-norms."""
     depth = config.integer("num_hidden_layers")
     norm = float32_rmsnorm(config.number("rms_norm_eps"))
-    heads = config.integer("num_attention_heads")
-    key_heads = config.optional_integer("linear_num_key_heads") or heads
-    value_heads = config.optional_integer("linear_num_value_heads") or heads
-    key_dim = config.optional_integer("linear_key_head_dim") or floor(config.integer("hidden_size") * 0.75 / key_heads)
+    head_count = config.integer("num_attention_heads")
+    key_head_count = config.optional_integer("linear_num_key_heads") or head_count
+    value_head_count = config.optional_integer("linear_num_value_heads") or head_count
+    key_dim = config.optional_integer("linear_key_head_dim") or floor(
+        config.integer("hidden_size") * 0.75 / key_head_count
+    )
     linear_attention = gated_delta_net(
         config,
-        linear_num_key_heads=key_heads,
-        linear_num_value_heads=value_heads,
+        linear_num_key_heads=key_head_count,
+        linear_num_value_heads=value_head_count,
         linear_key_head_dim=key_dim,
         linear_value_head_dim=config.optional_integer("linear_value_head_dim") or 2 * key_dim,
         linear_allow_neg_eigval=config.flag("linear_allow_neg_eigval"),
@@ -295,8 +298,10 @@ def _read_olmo_hybrid(config: Config) -> Table:
     default_layer_kinds = ["full" if layer_index % 4 == 3 else "linear" for layer_index in range(depth)]
     if "full" not in default_layer_kinds:
         default_layer_kinds[-1] = "full"
-    stack = stack_of_kinds(layer_configs, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds))
-    return decoder(config, stack["block"], norm, stack=stack)
+    stack_fields = stack_of_kinds(
+        layer_configs, listed_kinds(config, "layer_types", LINEAR_OR_FULL, default_layer_kinds)
+    )
+    return decoder(config, stack_fields["block"], norm, stack=stack_fields)
 
 
 def _has_rope(config: Config) -> bool:

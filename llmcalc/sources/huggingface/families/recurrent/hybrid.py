@@ -52,11 +52,11 @@ def hybrid_attention(config: Config, **attention_fields: Any) -> Table:
 def mixed_decoder(config: Config, layer_configs: dict[str, Table], layer_kinds: list[str]) -> Table:
     """Returns a decoder with several kinds of layers. Each kind is a layer's table without its norm."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    stack = stack_of_kinds(
+    stack_fields = stack_of_kinds(
         {layer_kind: {**table, "norm": norm, "norm_placement": "pre"} for layer_kind, table in layer_configs.items()},
         layer_kinds,
     )
-    return decoder(config, stack.pop("block"), norm, stack=stack)
+    return decoder(config, stack_fields.pop("block"), norm, stack=stack_fields)
 
 
 def dense_ffn(config: Config, bias: bool = False, ffn_width: int | None = None) -> Table:
@@ -64,15 +64,15 @@ def dense_ffn(config: Config, bias: bool = False, ffn_width: int | None = None) 
     return {"type": "mlp", **glu(config, bias, ffn_width)}
 
 
-def mamba2(config: Config, channels: int, **mixer_fields: Any) -> Table:
-    """Returns a Mamba-2 mixer of `channels` channels, from the config fields of Bamba and later models."""
-    heads, norm = config.integer("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
-    head_dim = config.quotient("mamba_n_heads", channels, heads)
+def mamba2(config: Config, channel_count: int, **mixer_fields: Any) -> Table:
+    """Returns a Mamba-2 mixer of `channel_count` channels, from the config fields of Bamba and later models."""
+    head_count, norm = config.integer("mamba_n_heads"), rmsnorm(config.number("rms_norm_eps"))
+    head_dim = config.quotient("mamba_n_heads", channel_count, head_count)
     if config.get("mamba_d_head") not in ("auto", head_dim):
-        raise config.field_error("mamba_d_head", f"auto, or {channels} / {heads} = {head_dim}")
+        raise config.field_error("mamba_d_head", f"auto, or {channel_count} / {head_count} = {head_dim}")
     state_size = config.integer("mamba_d_state")
     n_groups = config.integer("mamba_n_groups")
-    mamba_fields = {"num_heads": heads, "head_dim": head_dim, "state_size": state_size, "n_groups": n_groups}
+    mamba_fields = {"num_heads": head_count, "head_dim": head_dim, "state_size": state_size, "n_groups": n_groups}
     convolution = {
         "conv_kernel": config.integer("mamba_d_conv"),
         "use_conv_bias": config.flag("mamba_conv_bias"),
@@ -126,8 +126,8 @@ def _read_jamba(config: Config) -> Table:
     }
     mixers = {"attention": hybrid_attention(config, position=None), "mamba": mamba}
     layer_configs = {
-        f"{mixer_kind}_{ffn_kind}": {"attention": mixer, "feed_forward": ffn}
-        for mixer_kind, mixer in mixers.items()
+        f"{mixer_kind}_{ffn_kind}": {"attention": token_mixer, "feed_forward": ffn}
+        for mixer_kind, token_mixer in mixers.items()
         for ffn_kind, ffn in ffns_by_kind.items()
     }
     mixer_and_ffn_kinds = zip(
@@ -147,14 +147,17 @@ def _read_bamba(config: Config) -> Table:
         "mamba": mamba2(config, _expanded_width(config)),
     }
     layer_kinds = [
-        "attention" if index in attention_layers else "mamba" for index in range(config.integer("num_hidden_layers"))
+        "attention" if layer_index in attention_layers else "mamba"
+        for layer_index in range(config.integer("num_hidden_layers"))
     ]
     return _decoder_of_mixers(config, mixers, ffn, layer_kinds)
 
 
 def _decoder_of_mixers(config: Config, mixers: Table, ffn: Table, layer_kinds: list[str]) -> Table:
     """Returns a decoder whose layers have one kind of FFN and mixers of several kinds (`mixers`)."""
-    layers_by_kind = {layer_kind: {"attention": mixer, "feed_forward": ffn} for layer_kind, mixer in mixers.items()}
+    layers_by_kind = {
+        layer_kind: {"attention": token_mixer, "feed_forward": ffn} for layer_kind, token_mixer in mixers.items()
+    }
     return mixed_decoder(config, layers_by_kind, layer_kinds)
 
 
@@ -175,14 +178,16 @@ def _read_granitemoehybrid(config: Config) -> Table:
 
 def _read_falcon_h1(config: Config) -> Table:
     expanded_width = _expanded_width(config)
-    channels = config.optional_integer("mamba_d_ssm") or expanded_width
+    channel_count = config.optional_integer("mamba_d_ssm") or expanded_width
     norm = {} if config.flag("mamba_rms_norm") else {"norm": None}
     out_bias = config.flag("projectors_bias")
-    mixer = mamba2(config, channels, out_bias=out_bias, norm_before_gate=config.flag("mamba_norm_before_gate"), **norm)
+    token_mixer = mamba2(
+        config, channel_count, out_bias=out_bias, norm_before_gate=config.flag("mamba_norm_before_gate"), **norm
+    )
     mixer_norm = rmsnorm(config.number("rms_norm_eps"))
     layer_parts = {
         "attention": attention(config, **attention_biases(config)),
-        "state_space": mixer,
+        "state_space": token_mixer,
         "feed_forward": glu(config, config.flag("mlp_bias")),
     }
     return decoder(config, {"type": "hybrid", **layer_parts, "norm": mixer_norm, "norm_placement": "pre"}, mixer_norm)

@@ -31,8 +31,8 @@ CONV_OR_FULL = {"conv": "conv", "full_attention": "full"}
 
 
 def _mixer_tables(config: Config, norm: Table, **attention_fields: Any) -> dict[str, Table]:
-    position = {"rope_theta": 1_000_000.0, **rope(config)}
-    full_attention = attention(config, position=position, **qk_norm_fields(norm), **attention_fields)
+    position_encoding = {"rope_theta": 1_000_000.0, **rope(config)}
+    full_attention = attention(config, position=position_encoding, **qk_norm_fields(norm), **attention_fields)
     conv = {"type": "short_conv", "conv_L_cache": config.integer("conv_L_cache"), "conv_bias": config.flag("conv_bias")}
     return {"conv": conv, "full": {"type": "attention", **full_attention}}
 
@@ -64,11 +64,14 @@ def _read_lfm2(config: Config) -> Table:
     default_layer_kinds = ["full" if layer_index in full_layers else "conv" for layer_index in range(depth)]
     layer_kinds = listed_kinds(config, "layer_types", CONV_OR_FULL, default_layer_kinds)
     block: Table = {"feed_forward": _swiglu(ffn_width), "norm": norm, "norm_placement": "pre"}
-    stack = stack_of_kinds(
-        {layer_kind: {**block, "attention": mixer} for layer_kind, mixer in _mixer_tables(config, norm).items()},
+    stack_fields = stack_of_kinds(
+        {
+            layer_kind: {**block, "attention": token_mixer}
+            for layer_kind, token_mixer in _mixer_tables(config, norm).items()
+        },
         layer_kinds,
     )
-    return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
+    return decoder(config, stack_fields["block"], norm, stack=stack_fields, **_tying_field(config))
 
 
 def _read_lfm2_moe(config: Config) -> Table:
@@ -88,10 +91,11 @@ def _read_lfm2_moe(config: Config) -> Table:
     dense_layer_count = config.count("num_dense_layers")
     mixer_kinds = listed_kinds(config, "layer_types", CONV_OR_FULL, [""] * depth)
     layer_kinds = [
-        f"{kind}_{'dense' if index < dense_layer_count else 'moe'}" for index, kind in enumerate(mixer_kinds)
+        f"{kind}_{'dense' if layer_index < dense_layer_count else 'moe'}"
+        for layer_index, kind in enumerate(mixer_kinds)
     ]
-    stack = stack_of_kinds(layer_configs, layer_kinds)
-    return decoder(config, stack["block"], norm, stack=stack, **_tying_field(config))
+    stack_fields = stack_of_kinds(layer_configs, layer_kinds)
+    return decoder(config, stack_fields["block"], norm, stack=stack_fields, **_tying_field(config))
 
 
 def _read_lfm3(config: Config) -> Table:
@@ -104,15 +108,16 @@ def _read_lfm3(config: Config) -> Table:
         **({} if sliding_window is None else {"sliding_window": config.integer("sliding_window")}),
     }
     default_layer_kinds = [
-        "full" if index % 4 == 2 else "sliding" if index % 4 == 0 and index > 0 else "conv" for index in range(depth)
+        "full" if layer_index % 4 == 2 else "sliding" if layer_index % 4 == 0 and layer_index > 0 else "conv"
+        for layer_index in range(depth)
     ]
     kind_by_type = {**CONV_OR_FULL, "sliding_attention": "sliding"}
     layer_kinds = listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds)
     block: Table = {"feed_forward": _swiglu(config.integer("intermediate_size")), "norm": norm}
     block["norm_placement"] = "sandwich" if config.flag("use_sandwich_norm") else "pre"
-    layer_configs = {layer_kind: {**block, "attention": mixer} for layer_kind, mixer in mixers.items()}
-    stack = stack_of_kinds(layer_configs, layer_kinds)
-    return decoder(config, stack["block"], norm, stack=stack)
+    layer_configs = {layer_kind: {**block, "attention": token_mixer} for layer_kind, token_mixer in mixers.items()}
+    stack_fields = stack_of_kinds(layer_configs, layer_kinds)
+    return decoder(config, stack_fields["block"], norm, stack=stack_fields)
 
 
 UNUSED_FIELDS = field_names("""

@@ -24,9 +24,9 @@ def step_rank(config: Config, field_name: str) -> int:
     return -(-config.integer("hidden_size") // 16) if config.get(field_name) == "auto" else config.integer(field_name)
 
 
-def _state_space_decoder(config: Config, mixer: Table) -> Table:
+def _state_space_decoder(config: Config, token_mixer: Table) -> Table:
     norm = rmsnorm(config.number("layer_norm_epsilon"))
-    return decoder(config, layer_table(mixer, NO_COMPONENT, norm), norm)
+    return decoder(config, layer_table(token_mixer, NO_COMPONENT, norm), norm)
 
 
 def mamba_mixer(config: Config) -> Table:
@@ -51,14 +51,14 @@ def read_mamba(config: Config, **mixer_fields: Any) -> Table:
 
 def read_mamba2(config: Config) -> Table:
     """Reads Mamba-2, whose heads together are as wide as the expanded model."""
-    heads = config.integer("num_heads")
+    head_count = config.integer("num_heads")
     head_dim = config.integer("head_dim")
     inner_size = config.integer("expand") * config.integer("hidden_size")
-    if heads * head_dim != inner_size:
-        raise config.error("num_heads", heads, f"expand × hidden_size / head_dim = {inner_size} / {head_dim}")
-    mixer = {
+    if head_count * head_dim != inner_size:
+        raise config.error("num_heads", head_count, f"expand × hidden_size / head_dim = {inner_size} / {head_dim}")
+    token_mixer = {
         "type": "mamba2",
-        "num_heads": heads,
+        "num_heads": head_count,
         "head_dim": head_dim,
         **config.integer_fields("state_size", "n_groups"),
     }
@@ -70,7 +70,7 @@ def read_mamba2(config: Config) -> Table:
     hidden_act = config.choice(ACTIVATIONS, "hidden_act")
     other_fields = {**config.integer_fields("conv_kernel", "chunk_size"), "hidden_act": hidden_act}
     norm = rmsnorm(config.number("layer_norm_epsilon"))
-    return _state_space_decoder(config, {**mixer, **bias_fields, **other_fields, "norm": norm})
+    return _state_space_decoder(config, {**token_mixer, **bias_fields, **other_fields, "norm": norm})
 
 
 IGNORED_FIELDS = field_names("""
@@ -84,26 +84,32 @@ classes ignore.
 """
 
 
-def layer_interval(config_values: ConfigValues, layer_indices: list[int]) -> int:
+def layer_interval(model_values: ConfigValues, layer_indices: list[int]) -> int:
     """Returns the distance between consecutive listed layers; the model's layer count if fewer than two are listed."""
-    return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(config_values.layers)
+    return layer_indices[1] - layer_indices[0] if len(layer_indices) > 1 else len(model_values.layers)
 
 
-def full_attention_layers(config_values: ConfigValues) -> list[int]:
+def full_attention_layers(model_values: ConfigValues) -> list[int]:
     """Returns the indices of the layers with full attention."""
-    return [index for index, layer_kind in enumerate(config_values.layer_kinds()) if layer_kind == "full_attention"]
+    return [
+        layer_index
+        for layer_index, layer_kind in enumerate(model_values.layer_kinds())
+        if layer_kind == "full_attention"
+    ]
 
 
-def inner_width(config_values: ConfigValues) -> int:
+def inner_width(model_values: ConfigValues) -> int:
     """Returns the number of channels of the first state-space mixer."""
-    mixer = config_values.part_of_type("mamba", "mamba2")
-    inner_size: int = mixer.intermediate_size if mixer.type == "mamba" else mixer.num_heads * mixer.head_dim
+    token_mixer = model_values.part_of_type("mamba", "mamba2")
+    inner_size: int = (
+        token_mixer.intermediate_size if token_mixer.type == "mamba" else token_mixer.num_heads * token_mixer.head_dim
+    )
     return inner_size
 
 
-def expansion_factor(config_values: ConfigValues) -> int:
+def expansion_factor(model_values: ConfigValues) -> int:
     """Returns the channels of the recurrence divided by the model's width."""
-    expansion_ratio, remainder = divmod(inner_width(config_values), config_values.spec.hidden_size)
+    expansion_ratio, remainder = divmod(inner_width(model_values), model_values.spec.hidden_size)
     if remainder or not expansion_ratio:
         raise AbsentValue
     return expansion_ratio
@@ -111,7 +117,7 @@ def expansion_factor(config_values: ConfigValues) -> int:
 
 def state_space_field(field_name: str) -> FieldWriter:
     """Returns a function that gives a config field its value from a field of the first state-space mixer."""
-    return lambda config_values: getattr(config_values.part_of_type("mamba", "mamba2"), field_name)
+    return lambda model_values: getattr(model_values.part_of_type("mamba", "mamba2"), field_name)
 
 
 MAMBA_WRITERS: FieldWriters = {

@@ -53,9 +53,9 @@ KIND_BY_LAYER_NAME = {
 
 def _read_nemotron(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"), unit_offset=True)
-    mixer = attention(config, position=rope(config, 0.5), **attention_biases(config))
+    attention_table = attention(config, position=rope(config, 0.5), **attention_biases(config))
     ffn = mlp(config.integer("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
-    return decoder(config, layer_table(mixer, ffn, norm), norm)
+    return decoder(config, layer_table(attention_table, ffn, norm), norm)
 
 
 def layer_kinds(config: Config) -> list[str]:
@@ -76,9 +76,9 @@ def layer_kinds(config: Config) -> list[str]:
 
 
 def _mamba(config: Config) -> Table:
-    heads, has_bias = config.integer("mamba_num_heads"), config.flag("use_bias")
+    head_count, has_bias = config.integer("mamba_num_heads"), config.flag("use_bias")
     mamba_fields = {
-        "num_heads": heads,
+        "num_heads": head_count,
         "head_dim": config.integer("mamba_head_dim"),
         "state_size": config.integer("ssm_state_size"),
         "n_groups": config.integer("mamba_n_groups", "n_groups"),
@@ -140,14 +140,14 @@ def single_sublayer_model(config: Config, layers: list[tuple[str, Config]]) -> T
         )
         layer_table_by_kind[variant_name] = layer_fields
         layer_variant_names.append(variant_name)
-    stack = stack_of_kinds(layer_table_by_kind, layer_variant_names)
-    stack["num_hidden_layers"] = len(layer_variant_names)
-    mtp_fields = _mtp_fields(config, stack, norm, layer_builders)
-    return decoder(config, stack.pop("block"), norm, stack=stack, tie_word_embeddings=False, **mtp_fields)
+    stack_fields = stack_of_kinds(layer_table_by_kind, layer_variant_names)
+    stack_fields["num_hidden_layers"] = len(layer_variant_names)
+    mtp_fields = _mtp_fields(config, stack_fields, norm, layer_builders)
+    return decoder(config, stack_fields.pop("block"), norm, stack=stack_fields, tie_word_embeddings=False, **mtp_fields)
 
 
 def _mtp_fields(
-    config: Config, stack: Table, norm: Table, layer_builders: dict[str, Callable[[Config], Table]]
+    config: Config, stack_fields: Table, norm: Table, layer_builders: dict[str, Callable[[Config], Table]]
 ) -> Table:
     """Returns the MTP modules: attention and experts, each after a norm, in one layer.
 
@@ -157,7 +157,7 @@ def _mtp_fields(
         note_uncounted_mtp(config)
         return {}
     layer_fields = {**layer_builders["moe"](config), "attention": layer_builders["attention"](config)["attention"]}
-    return add_mtp_modules(config, stack, "mtp", {**layer_fields, "norm": norm, "norm_placement": "pre"}, norm)
+    return add_mtp_modules(config, stack_fields, "mtp", {**layer_fields, "norm": norm, "norm_placement": "pre"}, norm)
 
 
 def mtp_layer_kinds(config: Config) -> list[str]:
@@ -170,12 +170,12 @@ def mtp_layer_kinds(config: Config) -> list[str]:
     return []
 
 
-def _layer_type_names(config_values: ConfigValues) -> list[str]:
+def _layer_type_names(model_values: ConfigValues) -> list[str]:
     """Returns each layer's name in `layers_block_type`, where every sublayer counts as a layer."""
     kind_by_mixer = {"mamba2": "mamba", "attention": "attention"}
     return [
         kind_by_mixer.get(layer.attention.type) or {"mlp": "mlp", "moe": "moe"}[layer.feed_forward.type]
-        for layer in config_values.layers
+        for layer in model_values.layers
     ]
 
 

@@ -27,18 +27,22 @@ from ...parts import (
 def _read_recurrent_gemma(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     hidden_size = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     norm = offset_rmsnorm(config.number("rms_norm_eps"))
     recurrent_width = config.optional_integer("lru_width") or hidden_size
-    config.quotient("num_attention_heads", recurrent_width, heads)
-    window = config.integer("attention_window_size", "sliding_window")
+    config.quotient("num_attention_heads", recurrent_width, head_count)
+    window_size = config.integer("attention_window_size", "sliding_window")
     local_attention = attention(
-        config, position=rope(config, 0.5), sliding_window=window, o_bias=True, **attention_biases(config, QKV_BIASES)
+        config,
+        position=rope(config, 0.5),
+        sliding_window=window_size,
+        o_bias=True,
+        **attention_biases(config, QKV_BIASES),
     )
     recurrent_mixer: Table = {
         "type": "rglru",
         "lru_width": recurrent_width,
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         "conv1d_width": config.integer("conv1d_width"),
     }
     recurrent_mixer["hidden_act"] = config.choice(ACTIVATIONS, "hidden_activation")

@@ -17,8 +17,8 @@ def _read_rwkv(config: Config) -> Table:
     intermediate_size = config.optional_integer("intermediate_size") or 4 * hidden_size
     channel_mixing = {"type": "rwkv_channel_mix", "intermediate_size": intermediate_size}
     block: Table = layer_table(time_mixing, channel_mixing, norm)
-    stack = {"variants": {"first": {"input_norm": norm}}, "first_layers": ["first"], "pattern": ["block"]}
-    return decoder(config, block, layernorm(), stack=stack)
+    stack_fields = {"variants": {"first": {"input_norm": norm}}, "first_layers": ["first"], "pattern": ["block"]}
+    return decoder(config, block, layernorm(), stack=stack_fields)
 
 
 FAMILIES = {

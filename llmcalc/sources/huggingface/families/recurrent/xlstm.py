@@ -15,20 +15,27 @@ from ...parts import Table, biases, decoder, layer_table, rmsnorm
 
 
 def _read_xlstm(config: Config) -> Table:
-    hidden_size, heads, has_bias = config.integer("hidden_size"), config.integer("num_heads"), config.flag("use_bias")
+    hidden_size, head_count, has_bias = (
+        config.integer("hidden_size"),
+        config.integer("num_heads"),
+        config.flag("use_bias"),
+    )
     config.require("embedding_dim", None, hidden_size)
     eps = config.number("norm_eps")
     norm = rmsnorm(eps, **biases(has_bias, "bias"))
-    mixer: Table = {
+    token_mixer: Table = {
         "type": "mlstm",
-        "num_heads": heads,
+        "num_heads": head_count,
         "use_bias": has_bias,
         "chunk_size": config.integer("chunk_size"),
         "norm_eps": eps,
     }
-    qk_head_dim = _head_size(config, "qk_dim_factor", hidden_size, heads)
-    mixer |= {"qk_head_dim": qk_head_dim, "v_head_dim": _head_size(config, "v_dim_factor", hidden_size, heads)}
-    mixer["gate_soft_cap"] = config.number("gate_soft_cap")
+    qk_head_dim = _head_size(config, "qk_dim_factor", hidden_size, head_count)
+    token_mixer |= {
+        "qk_head_dim": qk_head_dim,
+        "v_head_dim": _head_size(config, "v_dim_factor", hidden_size, head_count),
+    }
+    token_mixer["gate_soft_cap"] = config.number("gate_soft_cap")
     width_multiple = config.integer("ffn_round_up_to_multiple_of")
     ffn_proj_factor = config.number("ffn_proj_factor")
     ffn_width = floor((hidden_size * ffn_proj_factor + width_multiple - 1) // width_multiple * width_multiple)
@@ -38,12 +45,12 @@ def _read_xlstm(config: Config) -> Table:
         "gated": True,
         **biases(has_bias, "gate_bias", "up_bias", "down_bias"),
     }
-    block: Table = layer_table(mixer, ffn, norm)
+    block: Table = layer_table(token_mixer, ffn, norm)
     depth_field = {"num_hidden_layers": config.integer("num_blocks")} if config.has("num_blocks") else {}
     return {**decoder(config, block, rmsnorm(eps), stack=depth_field), "tie_word_embeddings": False}
 
 
-def _head_size(config: Config, factor_field: str, hidden_size: int, heads: int) -> int:
+def _head_size(config: Config, factor_field: str, hidden_size: int, head_count: int) -> int:
     """Returns the size of a query, key or value head: factor · hidden_size / heads.
 
     The total must be a multiple of 64 for the class's cache.
@@ -51,7 +58,7 @@ def _head_size(config: Config, factor_field: str, hidden_size: int, heads: int) 
     inner_width = floor(hidden_size * config.number(factor_field))
     if inner_width <= 0 or inner_width % 64:
         raise config.field_error(factor_field, f"a factor that makes a multiple of 64 of hidden_size {hidden_size}")
-    return config.quotient("num_heads", inner_width, heads)
+    return config.quotient("num_heads", inner_width, head_count)
 
 
 RUNTIME_FIELDS = field_names("""

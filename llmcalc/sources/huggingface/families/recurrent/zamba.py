@@ -47,13 +47,13 @@ ZAMBA2_LAYER_KINDS = [
 
 
 def _hybrid_decoder(
-    config: Config, mixer: Table, block: Table, layer_kinds: list[str], block_count: int, **model_fields: Any
+    config: Config, token_mixer: Table, block: Table, layer_kinds: list[str], block_count: int, **model_fields: Any
 ) -> Table:
     """Returns a decoder whose hybrid layers use `block_count` shared blocks in rotation."""
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
     if len(layer_kinds) != depth:
         raise config.field_error("layers_block_type", f"{depth} times mamba or hybrid, as num_hidden_layers says")
-    mixer_fields = layer_table(mixer, NO_COMPONENT, norm)
+    mixer_fields = layer_table(token_mixer, NO_COMPONENT, norm)
     hybrid_indices = [layer_index for layer_index, layer_kind in enumerate(layer_kinds) if layer_kind == "hybrid"]
     kind_by_layer = {
         layer_index: f"hybrid_{hybrid_index % block_count + 1}" if block_count > 1 else "hybrid"
@@ -68,41 +68,41 @@ def _hybrid_decoder(
         )
         layer_configs[layer_kind] = {"type": "zamba", **mixer_fields, "transformer": {**block, **adapter_fields}}
     variant_names = [kind_by_layer.get(layer_index, "mamba") for layer_index in range(depth)]
-    stack = stack_of_kinds(layer_configs, variant_names)
+    stack_fields = stack_of_kinds(layer_configs, variant_names)
     shared_kinds = list(dict.fromkeys(hybrid_kinds)) if is_tied else []
     return decoder(
         config,
-        stack.pop("block"),
+        stack_fields.pop("block"),
         norm,
-        stack={**stack, **layer_pattern(variant_names), "shared_layers": shared_kinds},
+        stack={**stack_fields, **layer_pattern(variant_names), "shared_layers": shared_kinds},
         **model_fields,
     )
 
 
-def _double_width_attention(config: Config, position: Table | None) -> Table:
+def _double_width_attention(config: Config, position_encoding: Table | None) -> Table:
     """Returns attention whose input width and head widths are twice the model's width."""
-    double_width, heads = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
+    double_width, head_count = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
     if (config.optional_integer("attention_hidden_size") or double_width) != double_width:
         raise config.field_error("attention_hidden_size", f"2 × hidden_size = {double_width}")
-    head_dim = config.optional_integer("attention_head_dim") or double_width // heads
-    return attention(config, head_dim=head_dim, position=position)
+    head_dim = config.optional_integer("attention_head_dim") or double_width // head_count
+    return attention(config, head_dim=head_dim, position=position_encoding)
 
 
 def _read_zamba(config: Config) -> Table:
-    heads = config.integer("n_mamba_heads")
+    head_count = config.integer("n_mamba_heads")
     has_bias = config.flag("mamba_proj_bias")
-    channels = config.integer("mamba_expand") * config.integer("hidden_size")
-    config.quotient("n_mamba_heads", channels, heads)
+    channel_count = config.integer("mamba_expand") * config.integer("hidden_size")
+    config.quotient("n_mamba_heads", channel_count, head_count)
     mamba_fields = {
-        "intermediate_size": channels,
+        "intermediate_size": channel_count,
         "state_size": config.integer("mamba_d_state"),
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
-        "num_heads": heads,
+        "num_heads": head_count,
     }
     conv_kernel = config.integer("mamba_d_conv")
     convolution = {"conv_kernel": conv_kernel, "use_conv_bias": config.flag("mamba_conv_bias"), "use_bias": has_bias}
     hidden_act = config.choice(ACTIVATIONS, "hidden_mamba_act")
-    mixer = {"type": "mamba", **mamba_fields, **convolution, "hidden_act": hidden_act}
+    token_mixer = {"type": "mamba", **mamba_fields, **convolution, "hidden_act": hidden_act}
     attention_period, attention_offset = config.integer("attn_layer_period"), config.count("attn_layer_offset")
     later_kinds = [
         "hybrid" if layer_index % attention_period == attention_offset else "mamba"
@@ -115,24 +115,24 @@ def _read_zamba(config: Config) -> Table:
         default_layer_kinds = [""] * config.integer("num_hidden_layers")
         layer_kinds = listed_kinds(config, "layers_block_type", KIND_BY_LAYER_TYPE, default_layer_kinds)
     block = {"attention": _double_width_attention(config, None), "feed_forward": glu(config)}
-    return _hybrid_decoder(config, mixer, block, layer_kinds, 1)
+    return _hybrid_decoder(config, token_mixer, block, layer_kinds, 1)
 
 
 def _read_zamba2(config: Config) -> Table:
-    heads = config.integer("n_mamba_heads")
-    channels = config.integer("mamba_expand") * config.integer("hidden_size")
+    head_count = config.integer("n_mamba_heads")
+    channel_count = config.integer("mamba_expand") * config.integer("hidden_size")
     has_bias = config.flag("add_bias_linear")
-    head_dim = config.quotient("n_mamba_heads", channels, heads)
+    head_dim = config.quotient("n_mamba_heads", channel_count, head_count)
     if config.has("mamba_headdim") and config.integer("mamba_headdim") != head_dim:
-        raise config.field_error("mamba_headdim", f"{channels} / {heads} = {head_dim}")
+        raise config.field_error("mamba_headdim", f"{channel_count} / {head_count} = {head_dim}")
     state_size = config.integer("mamba_d_state")
     n_groups = config.integer("mamba_ngroups")
-    mamba_fields = {"num_heads": heads, "head_dim": head_dim, "state_size": state_size, "n_groups": n_groups}
+    mamba_fields = {"num_heads": head_count, "head_dim": head_dim, "state_size": state_size, "n_groups": n_groups}
     conv_kernel = config.integer("mamba_d_conv")
     other_fields = {"conv_kernel": conv_kernel, "chunk_size": config.integer("chunk_size"), "norm": rmsnorm(1e-5)}
-    mixer = {"type": "mamba2", **mamba_fields, **other_fields, "use_bias": has_bias, "out_bias": has_bias}
-    double_width, heads = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
-    double_head_dim = config.quotient("num_attention_heads", double_width, heads)
+    token_mixer = {"type": "mamba2", **mamba_fields, **other_fields, "use_bias": has_bias, "out_bias": has_bias}
+    double_width, head_count = 2 * config.integer("hidden_size"), config.integer("num_attention_heads")
+    double_head_dim = config.quotient("num_attention_heads", double_width, head_count)
     if (config.optional_integer("attention_head_dim") or double_head_dim) != double_head_dim:
         raise config.field_error("attention_head_dim", f"2 × hidden_size / num_attention_heads = {double_head_dim}")
     shared_attention = _double_width_attention(config, rope(config) if config.flag("use_mem_rope") else None)
@@ -159,7 +159,7 @@ def _read_zamba2(config: Config) -> Table:
         default_layer_kinds = [""] * config.integer("num_hidden_layers")
         layer_kinds = listed_kinds(config, "layers_block_type", KIND_BY_LAYER_TYPE, default_layer_kinds)
     length_fields = {"max_position_embeddings": 16384} if config.flag("use_long_context") else {}
-    return _hybrid_decoder(config, mixer, block, layer_kinds, config.integer("num_mem_blocks"), **length_fields)
+    return _hybrid_decoder(config, token_mixer, block, layer_kinds, config.integer("num_mem_blocks"), **length_fields)
 
 
 ZAMBA_IGNORED_FIELDS = IGNORED_FIELDS | field_names("""
@@ -170,23 +170,23 @@ ZAMBA_IGNORED_FIELDS = IGNORED_FIELDS | field_names("""
     """)
 
 
-def _layer_kinds(config_values: ConfigValues) -> list[str]:
+def _layer_kinds(model_values: ConfigValues) -> list[str]:
     """Returns the kinds of Zamba's layers: with or without a shared block before the state-space mixer."""
-    return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in config_values.layers]
+    return ["hybrid" if hasattr(layer, "transformer") else "mamba" for layer in model_values.layers]
 
 
-def _shared_transformer(config_values: ConfigValues) -> Any:
-    return config_values.first_value("transformer")
+def _shared_transformer(model_values: ConfigValues) -> Any:
+    return model_values.first_value("transformer")
 
 
-def _shared_blocks(config_values: ConfigValues) -> int:
+def _shared_blocks(model_values: ConfigValues) -> int:
     return max(
         1,
         len(
             {
                 layer_kind
-                for layer_kind in config_values.first_stack.layer_names()
-                if hasattr(config_values.first_stack.layer(layer_kind), "transformer")
+                for layer_kind in model_values.first_stack.layer_names()
+                if hasattr(model_values.first_stack.layer(layer_kind), "transformer")
             }
         ),
     )

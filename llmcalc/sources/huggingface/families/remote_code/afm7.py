@@ -17,14 +17,14 @@ def _read_afm7(config: Config) -> Table:
     depth, reusing_layer_count = config.integer("num_hidden_layers"), config.count("num_kv_reuse_layers")
     if reusing_layer_count >= depth:
         raise config.error("num_kv_reuse_layers", reusing_layer_count, f"fewer than the {depth} layers of the model")
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size")
     width_factor = _ffn_width_factor(config)
-    head_dim = config.quotient("num_heads", hidden_size, heads)
-    mixer = attention(config, head_dim=head_dim, **qk_norm_fields(rmsnorm(1e-5), norm_order="after_rope"))
+    head_dim = config.quotient("num_heads", hidden_size, head_count)
+    attention_table = attention(config, head_dim=head_dim, **qk_norm_fields(rmsnorm(1e-5), norm_order="after_rope"))
     ffn = {"intermediate_size": int(hidden_size * width_factor), "hidden_act": "silu", "gated": True}
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(mixer, ffn, norm)
+    block = layer_table(attention_table, ffn, norm)
     config.notes.append("quantization of keys and values: its two scales in each layer that caches are not counted")
     layers: list[tuple[str, Table]] = [
         ("own", {}) if layer_index < depth - reusing_layer_count else ("shared", {"attention": {"kv_shared": True}})

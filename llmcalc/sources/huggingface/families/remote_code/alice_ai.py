@@ -30,12 +30,12 @@ def _read_alice_ai(config: Config) -> Table:
     if config.count("mtp_num_hidden_layers"):
         config.notes.append("mtp_num_hidden_layers: the multi-token-prediction modules are not counted")
     norm, depth = offset_rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    heads, head_dim = config.integer("linear_num_value_heads"), config.integer("linear_value_head_dim")
-    config.require("linear_num_key_heads", heads)
+    head_count, head_dim = config.integer("linear_num_value_heads"), config.integer("linear_value_head_dim")
+    config.require("linear_num_key_heads", head_count)
     config.require("linear_key_head_dim", head_dim)
     linear_attention: Table = {
         "type": "kimi_delta_attention",
-        "linear_num_heads": heads,
+        "linear_num_heads": head_count,
         "linear_head_dim": head_dim,
         "linear_conv_kernel_dim": config.integer("linear_conv_kernel_dim"),
         "norm_eps": config.number("rms_norm_eps"),

@@ -14,7 +14,7 @@ from ...parts import Table, decoder_of_kinds, glu, layer_table, rmsnorm, rope
 
 def _read_baichuan_m1(config: Config) -> Table:
     config.require("conv_window", 2)
-    depth, window = config.integer("num_hidden_layers"), config.integer("sliding_window")
+    depth, window_size = config.integer("num_hidden_layers"), config.integer("sliding_window")
     sliding_indices = {*config.integers("sliding_window_layers")}
     if sliding_indices and max(sliding_indices) >= depth:
         raise config.error("sliding_window_layers", sorted(sliding_indices), f"indices below num_hidden_layers {depth}")
@@ -23,7 +23,7 @@ def _read_baichuan_m1(config: Config) -> Table:
     layer_changes: Table = {"full": {}}
     if sliding_indices:
         sliding_attention = _attention(config, "num_swa_attention_heads", "num_swa_key_value_heads")
-        layer_changes["sliding"] = {"attention": {**sliding_attention, "sliding_window": window}}
+        layer_changes["sliding"] = {"attention": {**sliding_attention, "sliding_window": window_size}}
     layer_kinds = ["sliding" if layer_index in sliding_indices else "full" for layer_index in range(depth)]
     block = layer_table(full_attention, glu(config), norm)
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes))
@@ -31,13 +31,13 @@ def _read_baichuan_m1(config: Config) -> Table:
 
 def _attention(config: Config, heads_field: str, kv_heads_field: str) -> Table:
     """Returns attention that blends neighbouring tokens' keys and values. heads_field: field of the head count."""
-    heads = config.optional_integer(heads_field) or config.integer("num_attention_heads")
-    kv_heads = config.optional_integer(kv_heads_field) or config.integer("num_key_value_heads")
+    head_count = config.optional_integer(heads_field) or config.integer("num_attention_heads")
+    kv_head_count = config.optional_integer(kv_heads_field) or config.integer("num_key_value_heads")
     return {
         "type": "blended",
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": config.quotient(heads_field, config.integer("hidden_size"), heads),
+        "num_attention_heads": head_count,
+        "num_key_value_heads": kv_head_count,
+        "head_dim": config.quotient(heads_field, config.integer("hidden_size"), head_count),
         "position": rope(config),
     }
 

@@ -36,26 +36,30 @@ def _read_chatglm1(config: Config) -> Table:
     """Reads ChatGLM-6B, which rotates the halves of each head by two positions."""
     norm = layernorm(config.number("layernorm_epsilon"))
     num_attention_heads = config.integer("num_attention_heads")
-    mixer = {"num_attention_heads": num_attention_heads, "position": {"type": "rope"}, **biases(True, *QKVO_BIASES)}
-    block = layer_table(mixer, mlp(config.integer("inner_hidden_size"), "gelu_tanh"), norm, "post")
+    attention_table = {
+        "num_attention_heads": num_attention_heads,
+        "position": {"type": "rope"},
+        **biases(True, *QKVO_BIASES),
+    }
+    block = layer_table(attention_table, mlp(config.integer("inner_hidden_size"), "gelu_tanh"), norm, "post")
     return decoder(config, block, None, stack={"embedding_norm": norm})
 
 
 def _read_chatglm2(config: Config) -> Table:
     """Reads ChatGLM2 and later: half of each head is rotary, and one projection computes the FFN's gate and values."""
     eps = config.number("layernorm_epsilon")
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     has_bias = config.flag("add_bias_linear")
     norm = rmsnorm(eps) if config.flag("rmsnorm") else layernorm(eps)
-    mixer = {
-        "num_attention_heads": heads,
+    attention_table = {
+        "num_attention_heads": head_count,
         "head_dim": config.integer("head_dim"),
         "position": rope(config, 0.5),
         **biases(has_bias or config.flag("add_qkv_bias"), *QKV_BIASES),
         **biases(has_bias, "o_bias"),
     }
     if config.flag("multi_query_attention"):
-        mixer["num_key_value_heads"] = config.integer("num_key_value_heads")
+        attention_table["num_key_value_heads"] = config.integer("num_key_value_heads")
     ffn = {
         "intermediate_size": config.integer("intermediate_size"),
         "hidden_act": "silu",
@@ -63,7 +67,7 @@ def _read_chatglm2(config: Config) -> Table:
         **biases(has_bias, "gate_bias", "up_bias", "down_bias"),
     }
     final_norm = norm if config.flag("post_layer_norm") else None
-    return decoder(config, layer_table(mixer, ffn, norm), final_norm)
+    return decoder(config, layer_table(attention_table, ffn, norm), final_norm)
 
 
 FAMILIES = {

@@ -1,4 +1,4 @@
-"""DeepSeek-V4.1: entries and selections shared by layers, delayed hyper-connections, and engrams.
+"""DeepSeek-V4.1: compressed keys and selections shared by layers, delayed hyper-connections, and engrams.
 
 An engram is a table of hashed n-grams whose rows a layer adds to its residual streams. Sources:
 vllm/models/deepseek_v41 of vllm-project/vllm at v0.33.0, and mlx_vlm/models/deepseek_v41 of Blaizzy/mlx-vlm.
@@ -29,7 +29,7 @@ def _read_deepseek_v41_text(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     norm = rmsnorm(config.number("rms_norm_eps"))
     stream_count = config.integer("hc_mult")
-    mixer: Table = {
+    token_mixer: Table = {
         "type": "shared_entries",
         **{field_name: config.integer(field_name) for field_name in (*MIXER_FIELDS, "sliding_window")},
         "norm": norm,
@@ -40,7 +40,7 @@ def _read_deepseek_v41_text(config: Config) -> Table:
     experts = moe(config.integer("n_routed_experts"), config.integer("num_experts_per_tok"), ffn, ffn, router=router)
     block = {
         "type": "delayed_hyper",
-        "attention": mixer,
+        "attention": token_mixer,
         "feed_forward": experts,
         "norm": norm,
         "hc_mult": stream_count,
@@ -56,13 +56,13 @@ def _read_deepseek_v41_text(config: Config) -> Table:
                 layer_changes | ngram_inputs.get(layer_index, {}),
             )
         )
-    stack = stack_of_layers(layers)
-    stack["streams"] = {"type": "delayed_hyper", "hc_mult": stream_count}
-    return decoder(config, block, norm, stack=stack)
+    stack_fields = stack_of_layers(layers)
+    stack_fields["streams"] = {"type": "delayed_hyper", "hc_mult": stream_count}
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 def _layers_with_changes(config: Config, depth: int) -> list[tuple[str, Table]]:
-    """Returns each layer's attention kind, and the attention fields in which it differs from the other layers."""
+    """Returns each layer's attention kind, and the attention fields that differ from the other layers'."""
     compression_ratios = config.integers("compress_ratios")
     if len(compression_ratios) < depth:
         raise config.error("compress_ratios", compression_ratios, f"{depth} numbers of tokens per entry, 0 for none")

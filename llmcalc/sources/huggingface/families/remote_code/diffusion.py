@@ -54,19 +54,19 @@ def _read_llada(config: Config) -> Table:
     ffn_width = config.optional_integer("intermediate_size") or config.integer("mlp_ratio") * hidden_size
     if ffn_width > LARGEST_SIZE:
         raise config.field_error("mlp_ratio", f"a width of at most {LARGEST_SIZE}")
-    mixer = attention(config, **biases(has_qkv_bias, *QKV_BIASES), **biases(has_bias, "o_bias"))
-    block = layer_table(mixer, glu(config, has_bias, ffn_width), norm)
+    attention_table = attention(config, **biases(has_qkv_bias, *QKV_BIASES), **biases(has_bias, "o_bias"))
+    block = layer_table(attention_table, glu(config, has_bias, ffn_width), norm)
     is_tied = config.flag("tie_word_embeddings")
     embedding_rows = config.optional_integer("embedding_size") or config.integer("vocab_size")
     config.fields_read.add("vocab_size")
-    head = biases(has_bias and not is_tied, "bias")
-    return {**encoder(config, block, {"final_norm": norm}, head), "vocab_size": embedding_rows}
+    head_fields = biases(has_bias and not is_tied, "bias")
+    return {**encoder(config, block, {"final_norm": norm}, head_fields), "vocab_size": embedding_rows}
 
 
 def _read_llada_moe(config: Config) -> Table:
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     qk_layernorm = config.flag("qk_layernorm")
-    mixer = attention(config, **attention_biases(config), **(qk_norm_fields(norm) if qk_layernorm else {}))
+    attention_table = attention(config, **attention_biases(config), **(qk_norm_fields(norm) if qk_layernorm else {}))
     shared_width = config.optional_integer("shared_expert_intermediate_size")
     experts = gated_experts(config, config.integer("expert_intermediate_size"), shared_width)
     expert_flags = config.get("moe_layer_freq")
@@ -81,10 +81,10 @@ def _read_llada_moe(config: Config) -> Table:
     else:
         dense_ffn = {}
     config.fields_read.add("dense_intermediate_size")
-    block = layer_table(mixer, experts, norm)
-    dense = {"feed_forward": dense_ffn} if dense_ffn else {}
-    stack = stack_of_combined_kinds((layer_kinds, {"moe": {}, "dense": dense}))
-    return encoder(config, block, {**stack, "final_norm": norm}, {})
+    block = layer_table(attention_table, experts, norm)
+    dense_layer_fields = {"feed_forward": dense_ffn} if dense_ffn else {}
+    stack_fields = stack_of_combined_kinds((layer_kinds, {"moe": {}, "dense": dense_layer_fields}))
+    return encoder(config, block, {**stack_fields, "final_norm": norm}, {})
 
 
 def _read_dream(config: Config) -> Table:
@@ -92,8 +92,8 @@ def _read_dream(config: Config) -> Table:
     config.notes.append(DENOISING_NOTE)
     config.require("use_sliding_window", False)
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(True, *QKV_BIASES))
-    block = layer_table(mixer, glu(config), norm)
+    attention_table = attention(config, **biases(True, *QKV_BIASES))
+    block = layer_table(attention_table, glu(config), norm)
     return encoder(config, block, {"final_norm": norm}, {})
 
 

@@ -25,7 +25,7 @@ def _read_domyn_edge(config: Config) -> Table:
         raise config.error("window_sizes", windows, f"{depth} pairs of -1 or the tokens before each token, and 0")
     if len(head_dims) != depth or 0 in head_dims:
         raise config.error("head_sizes", head_dims, f"{depth} positive whole numbers, one for each layer")
-    mixer = attention(config, **qk_norm_fields(rmsnorm(norm["eps"], weight=False)))
+    attention_table = attention(config, **qk_norm_fields(rmsnorm(norm["eps"], weight=False)))
     layers: list[tuple[str, Table]] = []
     for position_kind, (tokens_before, _), head_dim in zip(position_kinds, windows, head_dims, strict=True):
         window_fields = {"sliding_window": tokens_before + 1} if tokens_before > 0 else {}
@@ -37,7 +37,7 @@ def _read_domyn_edge(config: Config) -> Table:
         layers.append(
             (f"{'sliding' if window_fields else 'full'}_{position_kind}_{head_dim}", {"attention": changed_fields})
         )
-    block = layer_table({**mixer, "head_dim": head_dims[0]}, glu(config), norm, "sandwich")
+    block = layer_table({**attention_table, "head_dim": head_dims[0]}, glu(config), norm, "sandwich")
     return decoder(config, block, norm, stack=stack_of_layers(layers))
 
 

@@ -69,7 +69,7 @@ def _read_mosaic_bert(config: Config) -> Table:
 
 def _gated_alibi_encoder(config: Config, norm: Table, mixer_fields: Table, activation: str) -> Table:
     """Returns BERT with ALiBi and a gated network. mixer_fields: additional fields of the attention."""
-    mixer: Table = {
+    attention_table: Table = {
         "num_attention_heads": config.integer("num_attention_heads"),
         "position": {"type": "alibi"},
         **biases(True, *QKVO_BIASES),
@@ -77,10 +77,10 @@ def _gated_alibi_encoder(config: Config, norm: Table, mixer_fields: Table, activ
     }
     intermediate_size = config.integer("intermediate_size")
     ffn = {"intermediate_size": intermediate_size, "hidden_act": activation, "gated": True, "down_bias": True}
-    block = layer_table(mixer, ffn, norm, "post")
-    stack = {"embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
+    block = layer_table(attention_table, ffn, norm, "post")
+    stack_fields = {"embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     has_pooler = config.head_kind == "none" or scores_sequences(config)
-    return encoder(config, block, stack, bert_head(config, bert_activation(config)), {}, **pooler(has_pooler))
+    return encoder(config, block, stack_fields, bert_head(config, bert_activation(config)), {}, **pooler(has_pooler))
 
 
 def _read_nucleotide_transformer_v2(config: Config) -> Table:
@@ -105,9 +105,7 @@ def _read_neobert(config: Config) -> Table:
 
 
 def _read_nomic_bert_moe(config: Config) -> Table:
-    """Reads nomic-embed-text-v2: BERT with rotary positions, and experts in one of every `moe_every_n_layers`
-    layers.
-    """
+    """Reads nomic-embed-text-v2: BERT with rotary positions, and experts in every `moe_every_n_layers`-th layer."""
     config.require("activation_function", "gelu")
     for field_name in ("prenorm", "causal", "parallel_block", "use_rms_norm", "expert_choice_router"):
         config.require(field_name, None, False)
@@ -115,7 +113,7 @@ def _read_nomic_bert_moe(config: Config) -> Table:
         config.require(field_name, None, 0, "megablocks")
     norm, depth = layernorm(config.number("layer_norm_epsilon")), config.integer("num_hidden_layers")
     ffn_width, expert_period = config.integer("intermediate_size"), config.integer("moe_every_n_layers")
-    mixer = {
+    attention_table = {
         "num_attention_heads": config.integer("num_attention_heads"),
         "position": rope(config, theta_name="rotary_emb_base", fraction_name="rotary_emb_fraction"),
         **biases(config.flag("qkv_proj_bias"), *QKVO_BIASES),
@@ -131,7 +129,7 @@ def _read_nomic_bert_moe(config: Config) -> Table:
     moe_top_k = config.integer("moe_top_k")
     experts = moe(num_experts, moe_top_k, {"intermediate_size": ffn_width, "hidden_act": "gelu"}, output_bias=True)
     layer_kinds = ["moe" if layer_index % expert_period == 1 else "dense" for layer_index in range(depth)]
-    block = layer_table(mixer, dense_ffn, norm, "post")
+    block = layer_table(attention_table, dense_ffn, norm, "post")
     stack_fields = stack_of_combined_kinds((layer_kinds, {"dense": {}, "moe": {"feed_forward": experts}}))
     stack = {**stack_fields, "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
     return encoder(config, block, stack, bert_head(config, "gelu", norm), {})
@@ -149,18 +147,21 @@ def _read_bidir_mistral(config: Config) -> Table:
         hidden_size = config.integer("hidden_size")
         for width_field in ("latent_dim", "latent_source_dim"):
             config.require(width_field, hidden_size)
-        mixer = {"num_attention_heads": config.integer("latent_heads"), "head_dim": config.integer("latent_head_dim")}
+        attention_table = {
+            "num_attention_heads": config.integer("latent_heads"),
+            "head_dim": config.integer("latent_head_dim"),
+        }
         ffn_biases = biases(True, "gate_bias", "up_bias", "down_bias")
         latent_network = {"intermediate_size": 4 * hidden_size, "hidden_act": "gelu", "gated": True, **ffn_biases}
-        latent_block = {"attention": mixer, "norm": layernorm(), "feed_forward": latent_network}
+        latent_block = {"attention": attention_table, "norm": layernorm(), "feed_forward": latent_network}
         num_latents = config.integer("num_latents")
         model_fields["head"] = {"type": "latents", "num_latents": num_latents, "reading": latent_block}
     return model_fields
 
 
-def _without_mask(config: Config, mixer: Table, ffn: Table) -> Table:
+def _without_mask(config: Config, token_mixer: Table, ffn: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    block = layer_table(mixer, ffn, norm)
+    block = layer_table(token_mixer, ffn, norm)
     return encoder(config, block, {"final_norm": norm}, {}, {"bias": False})
 
 

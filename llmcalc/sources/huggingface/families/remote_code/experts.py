@@ -39,14 +39,18 @@ def _read_deepseek(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     first_expert_layer = config.count("first_k_dense_replace") if config.get("n_routed_experts") is not None else depth
     layer_kinds = ["dense" if layer_index < first_expert_layer else "moe" for layer_index in range(depth)]
-    mixer = attention(config, **attention_biases(config))
-    return deepseek_decoder(config, mixer, routed_experts(config) if "moe" in layer_kinds else {}, layer_kinds)
+    attention_table = attention(config, **attention_biases(config))
+    return deepseek_decoder(
+        config, attention_table, routed_experts(config) if "moe" in layer_kinds else {}, layer_kinds
+    )
 
 
 def _read_bailing_moe(config: Config) -> Table:
     """Reads Ling and Ring, versions 1 and 2, with DeepSeek-V3's MTP modules in version 2."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    layer_kinds = ["dense" if index < config.count("first_k_dense_replace") else "moe" for index in range(depth)]
+    layer_kinds = [
+        "dense" if layer_index < config.count("first_k_dense_replace") else "moe" for layer_index in range(depth)
+    ]
     return deepseek_decoder(config, ling_attention(config, norm), ling_experts(config), layer_kinds)
 
 
@@ -62,10 +66,13 @@ def ling_attention(config: Config, qk_norm: Table) -> Table:
 
 
 def ling_rope(config: Config) -> Table:
-    position = {**rope(config), **({"rotary_dim": config.integer("rotary_dim")} if config.has("rotary_dim") else {})}
+    position_encoding = {
+        **rope(config),
+        **({"rotary_dim": config.integer("rotary_dim")} if config.has("rotary_dim") else {}),
+    }
     if config.has("rotary_dim"):
-        position.pop("partial_rotary_factor", None)
-    return position
+        position_encoding.pop("partial_rotary_factor", None)
+    return position_encoding
 
 
 def ling_experts(config: Config, shared_expert_count: int | None = None) -> Table:
@@ -82,11 +89,11 @@ def ling_experts(config: Config, shared_expert_count: int | None = None) -> Tabl
 
 def ling_lightning(config: Config, qk_norm: Table) -> Table:
     """Returns the lightning attention of Ring-linear and Ling 2.5. qk_norm: the optional norm of queries and keys."""
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     return {
         "type": "lightning",
-        "num_attention_heads": heads,
-        "head_dim": config.quotient("num_attention_heads", config.integer("hidden_size"), heads),
+        "num_attention_heads": head_count,
+        "head_dim": config.quotient("num_attention_heads", config.integer("hidden_size"), head_count),
         "block_size": 64,
         "hidden_act": "silu" if config.flag("linear_silu") else "identity",
         "position": ling_rope(config),
@@ -120,17 +127,18 @@ def _read_bailing_linear(config: Config) -> Table:
 def _read_klear(config: Config) -> Table:
     """Reads Klear: Qwen3's layers, whose experts and shared expert are mixed with learned weights."""
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
-    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm))
+    attention_table = attention(config, **attention_biases(config), **qk_norm_fields(norm))
     dense_indices = set(config.integers("mlp_only_layers")) if config.get("mlp_only_layers") else set()
     expert_interval, expert_width = config.integer("decoder_sparse_step"), config.integer("moe_intermediate_size")
     layer_kinds = [
-        "dense" if index in dense_indices or (index + 1) % expert_interval else "moe" for index in range(depth)
+        "dense" if layer_index in dense_indices or (layer_index + 1) % expert_interval else "moe"
+        for layer_index in range(depth)
     ]
     shared_width = expert_width * config.integer("n_shared_experts")
     experts = gated_experts(config, expert_width, shared_width, shared_expert_mix=True, **SIGMOID_ROUTING)
-    block = layer_table(mixer, experts, norm)
-    dense = {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}
-    layer_configs: Table = {"moe": {}, "dense": dense}
+    block = layer_table(attention_table, experts, norm)
+    dense_layer_fields = {"feed_forward": {"type": "mlp", **glu(config)}} if "dense" in layer_kinds else {}
+    layer_configs: Table = {"moe": {}, "dense": dense_layer_fields}
     config.fields_read.add("intermediate_size")
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_configs))
 
@@ -141,7 +149,7 @@ def _read_hunyuan(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     ffn_width = config.integer("intermediate_size")
     qk_norms = qk_norm_fields(norm, norm_order="after_rope") if config.flag("use_qk_norm") else {}
-    mixer = attention(config, **attention_biases(config), **qk_norms)
+    attention_table = attention(config, **attention_biases(config), **qk_norms)
     sharing_period = config.integer("cla_share_factor") if config.flag("use_cla") else 1
     if sharing_period > 1 and qk_norms:
         config.notes.append("use_cla: the norm of the keys in layers that share them (head_dim weights) is not counted")
@@ -159,7 +167,7 @@ def _read_hunyuan(config: Config) -> Table:
         )
     layer_changes: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
     layer_kinds = ["shared" if layer_index % sharing_period else "computed" for layer_index in range(depth)]
-    block = layer_table(mixer, ffn, norm)
+    block = layer_table(attention_table, ffn, norm)
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes))
 
 
@@ -183,8 +191,8 @@ def _read_grok(config: Config) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     num_experts = config.integer("num_experts")
     experts = moe(num_experts, config.integer("num_experts_per_tok"), {**glu(config), "hidden_act": "gelu_tanh"})
-    mixer = attention(config, attn_logit_softcapping=config.number("attn_logit_softcapping"))
-    block = layer_table(mixer, experts, norm, "sandwich")
+    attention_table = attention(config, attn_logit_softcapping=config.number("attn_logit_softcapping"))
+    block = layer_table(attention_table, experts, norm, "sandwich")
     return decoder(config, block, norm)
 
 
@@ -221,8 +229,8 @@ def _read_grok_2(config: Config) -> Table:
         {**ffn, "intermediate_size": config.integer("intermediate_size")} if has_residual_network else None,
     )
     logit_cap = config.number("attn_logit_softcapping")
-    mixer = attention(config, **({"attn_logit_softcapping": logit_cap} if logit_cap else {}))
-    block = layer_table(mixer, experts, norm, "sandwich")
+    attention_table = attention(config, **({"attn_logit_softcapping": logit_cap} if logit_cap else {}))
+    block = layer_table(attention_table, experts, norm, "sandwich")
     return decoder(config, block, norm)
 
 
@@ -232,11 +240,11 @@ def _read_minimax_m1(config: Config) -> Table:
     depth, attention_flags = config.integer("num_hidden_layers"), config.integers("attn_type_list")
     if len(attention_flags) != depth or not {*attention_flags} <= {0, 1}:
         raise config.error("attn_type_list", attention_flags, f"{depth} times 0 or 1, one for each layer")
-    position = full_rope(config)
+    position_encoding = full_rope(config)
     if config.has("rotary_dim"):
-        position["rotary_dim"] = config.integer("rotary_dim")
+        position_encoding["rotary_dim"] = config.integer("rotary_dim")
     layer_kinds = ["full" if attention_flag else "linear" for attention_flag in attention_flags]
-    return minimax_decoder(config, layer_kinds, position)
+    return minimax_decoder(config, layer_kinds, position_encoding)
 
 
 def _read_sarvam_mla(config: Config) -> Table:
@@ -256,14 +264,14 @@ def _read_smallthinker(config: Config) -> Table:
     rope_flags, window_flags = (
         _layer_flags(config, field_name, depth, default_flag) for field_name, default_flag in LAYOUT_DEFAULTS.items()
     )
-    window = config.optional_integer("sliding_window_size") if any(window_flags) else None
+    window_size = config.optional_integer("sliding_window_size") if any(window_flags) else None
     config.fields_read.add("sliding_window_size")
     ffn = {"intermediate_size": config.integer("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
     experts = moe(config.integer("moe_num_primary_experts"), config.integer("moe_num_active_primary_experts"), ffn)
     norm, layer_kinds, layer_configs = rmsnorm(config.number("rms_norm_eps")), [], {}
     for has_rope, is_windowed in zip(rope_flags, window_flags, strict=True):
         attention_fields: Table = {} if has_rope else {"position": "none"}
-        attention_fields |= {"sliding_window": window} if is_windowed and window else {}
+        attention_fields |= {"sliding_window": window_size} if is_windowed and window_size else {}
         layer_kinds.append(f"{'sliding' if is_windowed else 'full'}{'' if has_rope else '_no_rope'}")
         layer_configs[layer_kinds[-1]] = {"attention": attention_fields} if attention_fields else {}
     block = layer_table(attention(config), experts, norm)

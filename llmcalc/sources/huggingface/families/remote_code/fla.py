@@ -41,28 +41,28 @@ def _read_transformer(config: Config) -> Table:
 def _read_gated_deltanet(config: Config) -> Table:
     """Reads gated DeltaNet with the output gate and the convolution that published models have."""
     config.require_fields(use_gate=True, use_short_conv=True)
-    heads, key_dim = config.integer("num_attention_heads"), config.integer("head_dim")
+    head_count, key_dim = config.integer("num_attention_heads"), config.integer("head_dim")
     value_expansion = config.number("expand_v")
     value_dim = int(key_dim * value_expansion)
     if not isclose(value_dim, key_dim * value_expansion, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST_SIZE:
         raise config.error("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")
-    mixer = gated_delta_net(
+    token_mixer = gated_delta_net(
         config,
-        linear_num_key_heads=heads,
-        linear_num_value_heads=config.optional_integer("num_v_heads") or heads,
+        linear_num_key_heads=head_count,
+        linear_num_value_heads=config.optional_integer("num_v_heads") or head_count,
         linear_key_head_dim=key_dim,
         linear_value_head_dim=value_dim,
         linear_conv_kernel_dim=config.integer("conv_size"),
         linear_allow_neg_eigval=config.flag("allow_neg_eigval"),
     )
-    return _decoder(config, mixer)
+    return _decoder(config, token_mixer)
 
 
 def _read_delta_net(config: Config) -> Table:
     """Reads DeltaNet with the convolution, the norms and the β that published models have."""
     for field_name, required_value in DELTA_NET_REQUIRED.items():
         config.require(field_name, required_value)
-    mixer = {
+    attention_table = {
         "type": "delta_net",
         "linear_num_heads": config.integer("num_attention_heads"),
         "linear_key_head_dim": _head_size(config, "expand_k"),
@@ -72,7 +72,7 @@ def _read_delta_net(config: Config) -> Table:
         "output_gate": config.flag("use_gate"),
         "norm_eps": config.number("rms_norm_eps"),
     }
-    return _decoder(config, mixer)
+    return _decoder(config, attention_table)
 
 
 def _read_retnet(config: Config) -> Table:
@@ -90,13 +90,13 @@ def _read_gla(config: Config) -> Table:
 def _linear_attention(config: Config) -> Table:
     """Returns the common fields of linear attention with a decay: heads, head sizes, output gate and norm."""
     config.require("elementwise_affine", True)
-    heads = config.integer("num_attention_heads")
-    key_heads = config.optional_integer("num_key_value_heads") or heads
-    if heads % key_heads:
-        raise config.error("num_key_value_heads", key_heads, f"a divisor of {heads}")
+    head_count = config.integer("num_attention_heads")
+    key_head_count = config.optional_integer("num_key_value_heads") or head_count
+    if head_count % key_head_count:
+        raise config.error("num_key_value_heads", key_head_count, f"a divisor of {head_count}")
     return {
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
+        "num_attention_heads": head_count,
+        "num_key_value_heads": key_head_count,
         "linear_key_head_dim": _head_size(config, "expand_k"),
         "linear_value_head_dim": _head_size(config, "expand_v"),
         "output_gate": config.flag("use_output_gate"),
@@ -109,15 +109,15 @@ def _read_hgrn2(config: Config) -> Table:
     """Reads HGRN2. Its class has a table of lower bounds, one row per layer, and subtracts the first row from all."""
     config.require_fields(use_short_conv=False, elementwise_affine=True)
     hidden_size, has_lower_bounds = config.integer("hidden_size"), config.flag("use_lower_bound")
-    heads = config.optional_integer("num_attention_heads")
+    head_count = config.optional_integer("num_attention_heads")
     key_dim = config.optional_integer("expand_ratio")
     if key_dim is None:
         key_dim = config.quotient("num_attention_heads", hidden_size, config.integer("num_attention_heads"))
     if hidden_size % key_dim:
         raise config.error("expand_ratio", key_dim, f"a divisor of hidden_size {hidden_size}")
-    if heads not in (None, hidden_size // key_dim):
-        raise config.error("num_heads", heads, f"hidden_size / expand_ratio ({hidden_size // key_dim}), or none")
-    mixer = {
+    if head_count not in (None, hidden_size // key_dim):
+        raise config.error("num_heads", head_count, f"hidden_size / expand_ratio ({hidden_size // key_dim}), or none")
+    attention_table = {
         "type": "hgrn2",
         "num_attention_heads": hidden_size // key_dim,
         "linear_key_head_dim": key_dim,
@@ -126,33 +126,33 @@ def _read_hgrn2(config: Config) -> Table:
         "norm_eps": 1e-5,
     }
     if not has_lower_bounds:
-        return _decoder(config, mixer)
+        return _decoder(config, attention_table)
     attention_layer_count = sum(len(section.integers("layers")) for section in _attention_sections(config).values())
     if attention_layer_count:
         config.notes.append(
             "attn: the table of lower bounds has a row for its layers too, which is not counted: "
             f"{attention_layer_count * hidden_size:,} parameters"
         )
-    return _decoder(config, mixer, first_mixer={**mixer, "first": True})
+    return _decoder(config, attention_table, first_mixer={**attention_table, "first": True})
 
 
 def _head_size(config: Config, field_name: str) -> int:
     """Returns a head's size: a config field times the model's width, rounded down, divided by the heads."""
-    heads, expansion_ratio = config.integer("num_attention_heads"), config.number(field_name)
+    head_count, expansion_ratio = config.integer("num_attention_heads"), config.number(field_name)
     scaled_width = int(config.integer("hidden_size") * expansion_ratio)
-    if not 1 <= scaled_width <= LARGEST_SIZE or scaled_width % heads:
-        raise config.error(field_name, expansion_ratio, f"a width that is a multiple of num_heads ({heads})")
-    return scaled_width // heads
+    if not 1 <= scaled_width <= LARGEST_SIZE or scaled_width % head_count:
+        raise config.error(field_name, expansion_ratio, f"a width that is a multiple of num_heads ({head_count})")
+    return scaled_width // head_count
 
 
 def _read_kda(config: Config) -> Table:
-    """Reads Kimi delta attention with heads of one size, and with unbounded decays as in published models."""
+    """Reads Kimi delta attention with equal head sizes and unbounded decays, as in published models."""
     for field_name, required_value in KDA_REQUIRED.items():
         config.require(field_name, required_value)
-    heads = config.integer("num_attention_heads")
-    config.require("num_v_heads", None, heads)
+    head_count = config.integer("num_attention_heads")
+    config.require("num_v_heads", None, head_count)
     head_dim = config.integer("head_dim")
-    head_sizes = {"num_heads": heads, "head_dim": head_dim, "short_conv_kernel_size": config.integer("conv_size")}
+    head_sizes = {"num_heads": head_count, "head_dim": head_dim, "short_conv_kernel_size": config.integer("conv_size")}
     return _decoder(config, kda(config, Config(head_sizes, {}, config.model_type), output_gate_bias=True))
 
 
@@ -170,7 +170,7 @@ def _read_samba(config: Config) -> Table:
 
 
 def _read_mamba2(config: Config) -> Table:
-    """Reads Mamba-2 as in transformers, without the library's options that change the norm and D."""
+    """Reads Mamba-2 with the fields of transformers; the library's options for the norm and D are refused."""
     config.require_fields(rmsnorm=True, D_has_hdim=False)
     if config.has("num_heads"):
         return read_mamba2(config)
@@ -178,7 +178,9 @@ def _read_mamba2(config: Config) -> Table:
     return read_mamba2(config.with_fields(num_heads=config.quotient("head_dim", inner_size, head_dim)))
 
 
-def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_mixer: Table | None = None) -> Table:
+def _decoder(
+    config: Config, token_mixer: Table, ffn_width: int | None = None, first_mixer: Table | None = None
+) -> Table:
     """Returns a decoder whose layers have the mixer, or softmax attention in the layers that the table `attn` lists.
 
     ffn_width: default that of the config. first_mixer: the mixer of the first layer, by default that of all.
@@ -200,7 +202,7 @@ def _decoder(config: Config, mixer: Table, ffn_width: int | None = None, first_m
                 raise attention_config.field_error("layers", expected_text)
             layer_kinds[layer_index] = attention_kind
         attention_config.finish(frozenset(), config)
-    return decoder_of_kinds(config, layer_table(mixer, ffn, norm), norm, (layer_kinds, attention_by_kind))
+    return decoder_of_kinds(config, layer_table(token_mixer, ffn, norm), norm, (layer_kinds, attention_by_kind))
 
 
 def _attention_sections(config: Config) -> dict[str, Config]:
@@ -226,16 +228,16 @@ def _attention_sections(config: Config) -> dict[str, Config]:
 
 def _softmax_attention(config: Config) -> Table:
     """Returns attention with RoPE, as wide as the model. config: the model's config or one of its tables `attn`."""
-    heads, window = config.integer("num_attention_heads"), config.optional_integer("sliding_window")
-    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
-    kv_heads = config.optional_integer("num_key_value_heads") or heads
-    if heads % kv_heads:
-        raise config.error("num_key_value_heads", kv_heads, f"a divisor of {heads}")
+    head_count, window_size = config.integer("num_attention_heads"), config.optional_integer("sliding_window")
+    config.quotient("num_attention_heads", config.integer("hidden_size"), head_count)
+    kv_head_count = config.optional_integer("num_key_value_heads") or head_count
+    if head_count % kv_head_count:
+        raise config.error("num_key_value_heads", kv_head_count, f"a divisor of {head_count}")
     return {
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         "position": rope(config),
-        **({"num_key_value_heads": kv_heads} if kv_heads != heads else {}),
-        **({"sliding_window": window} if window is not None else {}),
+        **({"num_key_value_heads": kv_head_count} if kv_head_count != head_count else {}),
+        **({"sliding_window": window_size} if window_size is not None else {}),
         **biases(config.flag("qkv_bias"), *QKV_BIASES),
     }
 

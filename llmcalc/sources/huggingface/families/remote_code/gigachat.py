@@ -52,9 +52,9 @@ def _read_gigachat(config: Config) -> Table:
     }
     mixer_changes: Table = {"linear": {}, "full": {"attention": full_attention}}
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": routed_experts(config, **SIGMOID_ROUTING)}}
-    stack = stack_of_combined_kinds((_mixer_kinds(config, depth), mixer_changes), (ffn_kinds, ffn_changes))
-    mtp_fields = add_mtp_modules(config, stack, "mtp", mixer_changes["full"], norm)
-    return decoder(config, block, norm, stack=stack, **mtp_fields)
+    stack_fields = stack_of_combined_kinds((_mixer_kinds(config, depth), mixer_changes), (ffn_kinds, ffn_changes))
+    mtp_fields = add_mtp_modules(config, stack_fields, "mtp", mixer_changes["full"], norm)
+    return decoder(config, block, norm, stack=stack_fields, **mtp_fields)
 
 
 def _norm(config: Config) -> Table:

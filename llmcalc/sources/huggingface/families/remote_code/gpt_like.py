@@ -38,27 +38,29 @@ from ...parts import (
 from ..gpt.gpt import full_width_heads, non_gated_ffn, read_gptj
 
 
-def _gpt_decoder(config: Config, mixer: Table, ffn: Table, head: Table | None = None, **block_fields: Any) -> Table:
+def _gpt_decoder(
+    config: Config, token_mixer: Table, ffn: Table, head_fields: Table | None = None, **block_fields: Any
+) -> Table:
     """Returns a decoder with LayerNorm before each sublayer."""
     norm = layernorm(config.number("layer_norm_epsilon"))
-    layer = {"attention": mixer, "feed_forward": ffn, "norm": norm, "norm_placement": "pre", **block_fields}
-    return decoder(config, layer, norm, head)
+    layer = {"attention": token_mixer, "feed_forward": ffn, "norm": norm, "norm_placement": "pre", **block_fields}
+    return decoder(config, layer, norm, head_fields)
 
 
 def _read_codeshell(config: Config) -> Table:
     """Reads CodeShell: GPT-2's layers with RoPE and grouped keys and values."""
     config.require("position_embedding_type", "rope")
-    mixer = full_width_heads(config, position=rope(config), **biases(True, *QKVO_BIASES))
+    token_mixer = full_width_heads(config, position=rope(config), **biases(True, *QKVO_BIASES))
     if config.flag("group_query_attention"):
-        mixer["num_key_value_heads"] = config.integer("num_key_value_heads")
-    return _gpt_decoder(config, mixer, non_gated_ffn(config, "n_inner", "activation_function"))
+        token_mixer["num_key_value_heads"] = config.integer("num_key_value_heads")
+    return _gpt_decoder(config, token_mixer, non_gated_ffn(config, "n_inner", "activation_function"))
 
 
 def _read_jais(config: Config) -> Table:
     """Reads Jais 1 and BTLM: GPT-2's layers with ALiBi and a gated FFN, all with biases."""
     position_type = config.choice({"alibi": "alibi", "learned": "learned"}, "position_embedding_type")
     position_fields = {"position": {"type": "alibi"}} if position_type == "alibi" else {}
-    mixer = full_width_heads(config, **position_fields, **biases(True, *QKVO_BIASES))
+    token_mixer = full_width_heads(config, **position_fields, **biases(True, *QKVO_BIASES))
     if config.text("activation_function") == "swiglu":
         ffn: Table = {
             "intermediate_size": config.optional_integer("n_inner") or 4 * config.integer("hidden_size"),
@@ -68,7 +70,7 @@ def _read_jais(config: Config) -> Table:
         }
     else:
         ffn = non_gated_ffn(config, "n_inner", "activation_function")
-    model_fields = _gpt_decoder(config, mixer, ffn)
+    model_fields = _gpt_decoder(config, token_mixer, ffn)
     if position_type == "learned":
         model_fields["decoder"]["position"] = learned_positions(config)
     return model_fields
@@ -89,40 +91,40 @@ def _read_phi(config: Config) -> Table:
     With `num_local_experts` each layer has experts (mlabonne/phixtral-4x2_8 modeling_phi.py), and 4 by default in
     mlx-lm's class of them, whose fields have other names.
     """
-    heads, rotary_dim = config.integer("num_attention_heads"), config.integer("rotary_dim")
+    head_count, rotary_dim = config.integer("num_attention_heads"), config.integer("rotary_dim")
     for field_name in ("n_head_kv", "head_dim"):
-        config.require_if_present(field_name, None, heads)
-    position = {"type": "rope", "rotary_dim": rotary_dim}
-    mixer = full_width_heads(config, position=position, **biases(True, *QKVO_BIASES))
+        config.require_if_present(field_name, None, head_count)
+    position_encoding = {"type": "rope", "rotary_dim": rotary_dim}
+    token_mixer = full_width_heads(config, position=position_encoding, **biases(True, *QKVO_BIASES))
     ffn = non_gated_ffn(config, "n_inner", "activation_function")
     expert_count = config.optional_integer("num_local_experts")
     if expert_count is not None:
         ffn = moe(expert_count, config.integer("num_experts_per_tok"), ffn)
-    return _gpt_decoder(config, mixer, ffn, {"bias": True}, parallel="shared")
+    return _gpt_decoder(config, token_mixer, ffn, {"bias": True}, parallel="shared")
 
 
 def _read_stablelm_epoch(config: Config) -> Table:
     norm = layernorm(config.number("norm_eps"))
-    position = rope(config, 0.25, "rope_pct")
-    mixer = attention(config, position=position, **biases(config.flag("use_qkv_bias"), *QKV_BIASES))
-    return decoder(config, layer_table(mixer, glu(config), norm), norm)
+    position_encoding = rope(config, 0.25, "rope_pct")
+    attention_table = attention(config, position=position_encoding, **biases(config.flag("use_qkv_bias"), *QKV_BIASES))
+    return decoder(config, layer_table(attention_table, glu(config), norm), norm)
 
 
 def _read_refined_web(config: Config) -> Table:
     """Reads Falcon in its first form: the 40B has a norm per parallel sublayer, the 7B one norm for both."""
-    has_bias, heads = config.flag("bias"), config.integer("num_attention_heads")
-    kv_heads = config.optional_integer("n_head_kv") or (1 if config.flag("multi_query") else heads)
-    position = {"type": "alibi"} if config.flag("alibi") else rope(config)
-    mixer = full_width_heads(config, position=position, **biases(has_bias, *QKVO_BIASES))
-    if kv_heads != heads:
-        mixer["num_key_value_heads"] = kv_heads
+    has_bias, head_count = config.flag("bias"), config.integer("num_attention_heads")
+    kv_head_count = config.optional_integer("n_head_kv") or (1 if config.flag("multi_query") else head_count)
+    position_encoding = {"type": "alibi"} if config.flag("alibi") else rope(config)
+    token_mixer = full_width_heads(config, position=position_encoding, **biases(has_bias, *QKVO_BIASES))
+    if kv_head_count != head_count:
+        token_mixer["num_key_value_heads"] = kv_head_count
     intermediate_size = 4 * config.integer("hidden_size")
     ffn = {"intermediate_size": intermediate_size, "hidden_act": "gelu", **biases(has_bias, "up_bias", "down_bias")}
     has_grouped_queries = config.model_type == "RefinedWeb"
     parallel_fields: dict[str, Any] = {}
     if has_grouped_queries or config.flag("parallel_attn"):
         parallel_fields = {"parallel": "separate" if has_grouped_queries else "shared"}
-    return _gpt_decoder(config, mixer, ffn, **parallel_fields)
+    return _gpt_decoder(config, token_mixer, ffn, **parallel_fields)
 
 
 def _read_phi3small(config: Config) -> Table:
@@ -140,8 +142,10 @@ def _read_phi3small(config: Config) -> Table:
         "gated": True,
         **biases(True, "gate_bias", "up_bias", "down_bias"),
     }
-    mixer = attention(config, position=rope(config, theta_name="rope_embedding_base"), **biases(True, *QKVO_BIASES))
-    return _gpt_decoder(config, mixer, ffn)
+    attention_table = attention(
+        config, position=rope(config, theta_name="rope_embedding_base"), **biases(True, *QKVO_BIASES)
+    )
+    return _gpt_decoder(config, attention_table, ffn)
 
 
 def _checked_list(
@@ -155,7 +159,7 @@ def _checked_list(
 
 
 def _checked_width(config: Config, field_name: str, expected_width: int) -> int:
-    """Returns an FFN width, a multiple of hidden_size. Raises `InputError` if it is too large."""
+    """Returns an FFN width. Raises `InputError` if the width is too large."""
     if expected_width > LARGEST_SIZE:
         raise config.field_error(field_name, f"a width of at most {LARGEST_SIZE}, a multiple of hidden_size")
     return expected_width
@@ -181,20 +185,22 @@ def _read_openelm(config: Config) -> Table:
     kv_head_counts = _checked_list(config, "num_kv_heads", depth, _is_positive_integer, "positive whole numbers")
     ffn_multipliers = _checked_list(config, "ffn_multipliers", depth, _is_positive_number, "positive numbers")
     layers = []
-    for heads, kv_heads, ffn_multiplier in zip(query_head_counts, kv_head_counts, ffn_multipliers, strict=True):
-        if heads % kv_heads:
-            raise config.error("num_kv_heads", kv_heads, f"a divisor of num_query_heads, here {heads}")
+    for head_count, kv_head_count, ffn_multiplier in zip(
+        query_head_counts, kv_head_counts, ffn_multipliers, strict=True
+    ):
+        if head_count % kv_head_count:
+            raise config.error("num_kv_heads", kv_head_count, f"a divisor of num_query_heads, here {head_count}")
         unrounded_width = ffn_multiplier * hidden_size
         ffn_width = max(width_divisor, int(unrounded_width + width_divisor / 2) // width_divisor * width_divisor)
         expected_width = ffn_width + (width_divisor if ffn_width < 0.9 * unrounded_width else 0)
         ffn_width = _checked_width(config, "ffn_multipliers", expected_width)
         layers.append(
             (
-                f"heads{heads}_ffn{ffn_width}",
+                f"heads{head_count}_ffn{ffn_width}",
                 {
                     "attention": {
-                        "num_attention_heads": heads,
-                        "num_key_value_heads": kv_heads,
+                        "num_attention_heads": head_count,
+                        "num_key_value_heads": kv_head_count,
                         "head_dim": head_dim,
                         "position": rope(config, theta_name="rope_freq_constant"),
                         **qk_norms,
@@ -211,7 +217,7 @@ def _read_nemotron_nas(config: Config) -> Table:
     """Reads models of NVIDIA's Puzzle, whose layers differ in K/V heads and FFN width, or lack attention or FFN."""
     depth = config.integer("num_hidden_layers")
     hidden_size = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     norm = rmsnorm(config.number("rms_norm_eps"))
     block_tables = _checked_list(
         config, "block_configs", depth, lambda field_value: isinstance(field_value, dict), "tables of fields"
@@ -226,16 +232,16 @@ def _read_nemotron_nas(config: Config) -> Table:
         part_labels = []
         if not attention_config.flag("no_op"):
             n_heads_in_group = attention_config.integer("n_heads_in_group")
-            kv_heads = attention_config.quotient("n_heads_in_group", heads, n_heads_in_group)
+            kv_head_count = attention_config.quotient("n_heads_in_group", head_count, n_heads_in_group)
             layer_changes["attention"] = {
-                "num_attention_heads": heads,
-                "num_key_value_heads": kv_heads,
+                "num_attention_heads": head_count,
+                "num_key_value_heads": kv_head_count,
                 "position": rope(config),
                 **biases(has_attention_bias, *QKVO_BIASES),
             }
             if attention_config.optional_integer("window_length") is not None:
                 layer_changes["attention"]["sliding_window"] = attention_config.integer("window_length")
-            part_labels.append(f"kv{kv_heads}")
+            part_labels.append(f"kv{kv_head_count}")
         if not ffn_config.flag("no_op"):
             unrounded_width = int(2 * ffn_config.number("ffn_mult") * hidden_size / 3)
             ffn_width = _checked_width(ffn_config, "ffn_mult", max(256, -(-unrounded_width // 256) * 256))
@@ -253,19 +259,25 @@ def _read_nemotron_nas(config: Config) -> Table:
 
 def _read_deci(config: Config) -> Table:
     """Reads DeciLM: Llama's layers with a separate number of K/V heads in each layer."""
-    depth, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
+    depth, head_count = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
     norm, has_attention_bias = rmsnorm(config.number("rms_norm_eps")), config.flag("attention_bias")
     kv_heads_by_layer = _checked_list(
         config,
         "num_key_value_heads_per_layer",
         depth,
-        lambda field_value: is_json_integer(field_value) and field_value > 0 and heads % field_value == 0,
-        f"divisors of {heads}",
+        lambda field_value: is_json_integer(field_value) and field_value > 0 and head_count % field_value == 0,
+        f"divisors of {head_count}",
     )
     layers: list[tuple[str, Table]] = []
-    for kv_heads in kv_heads_by_layer:
-        mixer = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "position": rope(config)}
-        layers.append((f"kv{kv_heads}", {"attention": {**mixer, **biases(has_attention_bias, *QKVO_BIASES)}}))
+    for kv_head_count in kv_heads_by_layer:
+        attention_table = {
+            "num_attention_heads": head_count,
+            "num_key_value_heads": kv_head_count,
+            "position": rope(config),
+        }
+        layers.append(
+            (f"kv{kv_head_count}", {"attention": {**attention_table, **biases(has_attention_bias, *QKVO_BIASES)}})
+        )
     block = {**layers[0][1], "feed_forward": glu(config, config.flag("mlp_bias")), "norm": norm}
     return decoder(config, {**block, "norm_placement": "pre"}, norm, stack=stack_of_layers(layers))
 

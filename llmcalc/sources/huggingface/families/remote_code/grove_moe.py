@@ -17,10 +17,10 @@ ADJUGATE_WIDTH = 128
 
 def _read_grove_moe(config: Config) -> Table:
     model_fields = read_qwen3_moe(config)
-    stack = model_fields["decoder"]
+    stack_fields = model_fields["decoder"]
     if config.integer("num_experts") % EXPERTS_PER_GROUP:
         raise config.error("num_experts", config.integer("num_experts"), f"a multiple of {EXPERTS_PER_GROUP}")
-    layer_configs = [stack["block"], *stack.get("variants", {}).values()]
+    layer_configs = [stack_fields["block"], *stack_fields.get("variants", {}).values()]
     for layer_table in layer_configs:
         ffn = layer_table.get("feed_forward", {})
         if ffn.get("type") == "moe":

@@ -23,8 +23,8 @@ def _read_instella_moe(config: Config) -> Table:
     output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("gated_attention") else {}
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     experts = routed_experts(config, **SIGMOID_ROUTING) if "moe" in ffn_kinds else {}
-    mixer = latent_attention(config, **output_gate)
-    block = layer_table(mixer, glu(config) if "dense" in ffn_kinds else experts, norm)
+    attention_table = latent_attention(config, **output_gate)
+    block = layer_table(attention_table, glu(config) if "dense" in ffn_kinds else experts, norm)
     first_skipping_layer = config.count("farskip_start_idx")
     last_skipping_layer = config.count("farskip_end_idx") if config.has("farskip_end_idx") else depth - 1
     is_parallel = config.flag("farskip") and not config.flag("attn_only_farskip")

@@ -44,15 +44,18 @@ def _read_iquest_q1(config: Config) -> Table:
     config.fields_read.add("sliding_window")  # also where no layer has one
     layers: list[tuple[str, Table]] = []
     for layer_index, attention_kind in enumerate(_attention_kinds(config, depth)):
-        mixer: Table = {"sliding_window": config.integer("sliding_window")} if attention_kind == "sliding" else {}
+        token_mixer: Table = {"sliding_window": config.integer("sliding_window")} if attention_kind == "sliding" else {}
         layer_changes: Table = {"feed_forward": dense_ffn} if layer_index in dense_layers else {}
         name = attention_kind + ("_dense" if layer_index in dense_layers else "")
         if layer_index in unrotated_layers:
-            mixer, name = {**mixer, "position": "none"}, f"{name}_unrotated"
+            token_mixer, name = {**token_mixer, "position": "none"}, f"{name}_unrotated"
         if layer_index:
             layer_changes |= {"input_norm": norm, "without_norms": NORMALIZED_RESIDUALS}
         layers.append(
-            (name if layer_index else f"{name}_first", {**layer_changes, **({"attention": mixer} if mixer else {})})
+            (
+                name if layer_index else f"{name}_first",
+                {**layer_changes, **({"attention": token_mixer} if token_mixer else {})},
+            )
         )
     block = {"attention": attention, "feed_forward": experts, "norm": norm, "norm_placement": "sandwich"}
     if config.count("num_mtp_layers"):

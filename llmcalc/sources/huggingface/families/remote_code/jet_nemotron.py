@@ -30,23 +30,23 @@ MIXER_SECTION = "efficient_attention_config"
 
 def _read_jet_nemotron(config: Config) -> Table:
     depth, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    heads = config.integer("num_attention_heads")
-    head_dim = config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
-    mixer = attention(config, head_dim=head_dim, **biases(True, *QKV_BIASES))
+    head_count = config.integer("num_attention_heads")
+    head_dim = config.quotient("num_attention_heads", config.integer("hidden_size"), head_count)
+    attention_table = attention(config, head_dim=head_dim, **biases(True, *QKV_BIASES))
     if not config.has("layer_types"):
         expected_text = f"a list with the kind of each of {depth} layers ({', '.join(LAYER_KINDS)})"
         raise config.error("layer_types", config.config_fields.get("layer_types"), expected_text)
     layer_kinds = listed_kinds(config, "layer_types", LAYER_KINDS, ["full"] * depth)
     layer_changes: Table = {}
     if "full" in layer_kinds:
-        layer_changes["full"] = {"attention": mixer}
+        layer_changes["full"] = {"attention": attention_table}
     if "sliding" in layer_kinds:
-        window = _mixer_config(config, "swa", {}).integer("window_size")
-        layer_changes["sliding"] = {"attention": {**mixer, "sliding_window": window}}
+        window_size = _mixer_config(config, "swa", {}).integer("window_size")
+        layer_changes["sliding"] = {"attention": {**attention_table, "sliding_window": window_size}}
     if "linear" in layer_kinds:
         layer_changes["linear"] = {"attention": _jet_block(config, _mixer_config(config, "jet", JET_DEFAULTS))}
     config.fields_read.add(MIXER_SECTION)
-    block = layer_table(mixer, glu(config), norm)
+    block = layer_table(attention_table, glu(config), norm)
     return decoder_of_kinds(config, block, norm, (layer_kinds, layer_changes))
 
 
@@ -59,20 +59,20 @@ def _mixer_config(config: Config, section_name: str, field_defaults: dict[str, A
 
 
 def _jet_block(config: Config, block_config: Config) -> Table:
-    heads = block_config.integer("num_heads")
+    head_count = block_config.integer("num_heads")
     key_dim = block_config.integer("head_dim")
     value_expansion = block_config.number("expand_v")
     value_dim, unrounded_value_dim = int(key_dim * value_expansion), key_dim * value_expansion
     if not isclose(value_dim, unrounded_value_dim, rel_tol=1e-5) or not 1 <= value_dim <= LARGEST_SIZE:
         raise block_config.error("expand_v", value_expansion, f"a multiple of 1 / head_dim ({key_dim})")
-    value_width, generator_reduction = heads * value_dim, block_config.integer("dconv_generator_reduction")
+    value_width, generator_reduction = head_count * value_dim, block_config.integer("dconv_generator_reduction")
     if generator_reduction > value_width:
         raise block_config.error(
             "dconv_generator_reduction", generator_reduction, f"at most {value_width}, the width of all values"
         )
     return {
         "type": "jet_block",
-        "linear_num_value_heads": heads,
+        "linear_num_value_heads": head_count,
         "linear_key_head_dim": key_dim,
         "linear_value_head_dim": value_dim,
         "generator_size": value_width // generator_reduction,

@@ -44,16 +44,16 @@ def _read_k2_horizon(config: Config) -> Table:
     if config.get("attention_gate_func") is not None:
         gate_func = config.choice(GATE_ACTIVATIONS, "attention_gate_func")
         output_gate = {"output_gate": {"per": "element", "gate_func": gate_func}}
-    window = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
-    mixer = attention(
+    window_size = config.optional_integer("sliding_window") if config.flag("use_sliding_window") else None
+    attention_table = attention(
         config,
         position=rope(config, rotary_dim / head_dim),
-        sliding_window=window,
+        sliding_window=window_size,
         **output_gate,
         **attention_biases(config),
         **(qk_norm_fields(float32_rmsnorm(eps), norm_scope="per_head") if config.flag("query_key_norm") else {}),
     )
-    block = layer_table(mixer, glu(config), norm)
+    block = layer_table(attention_table, glu(config), norm)
     expert_count = config.count("num_experts")
     layer_kinds = kinds_with_experts(config, expert_count, depth)
     sparse_layer = _sparse_layer(config, expert_count) if "moe" in layer_kinds else {}

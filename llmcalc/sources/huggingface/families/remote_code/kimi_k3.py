@@ -32,9 +32,9 @@ def _read_kimi_k3(config: Config) -> Table:
     mixers = _attention_mixers(config, depth)
     experts, block_size = _latent_experts(config), config.optional_integer("attn_res_block_size")
     base_layer: Table = layer_table(mixers.linear_attention, experts, norm)
-    full = {"attention": mixers.full_attention}
-    dense = {"feed_forward": {"type": "mlp", **glu(config)}}
-    layer_changes: dict[str, Table] = {"linear": {}, "full": full, "moe": {}, "dense": dense}
+    full_layer_fields = {"attention": mixers.full_attention}
+    dense_layer_fields = {"feed_forward": {"type": "mlp", **glu(config)}}
+    layer_changes: dict[str, Table] = {"linear": {}, "full": full_layer_fields, "moe": {}, "dense": dense_layer_fields}
     ffn_kinds = dense_or_moe_kinds(config, depth, config.count("first_k_dense_replace"))
     layers = [
         (f"{mixer_kind}_{ffn_kind}", {**layer_changes[mixer_kind], **layer_changes[ffn_kind]})
@@ -75,8 +75,8 @@ def block_residual_decoder(
     }
     blocks = ceil_div(len(layers), block_size)
     residual_streams = {"type": "block_residual", "blocks": blocks, "norm": base_layer["norm"]}
-    stack = {**stack_of_layers(layer_variants), "streams": residual_streams}
-    return decoder(config, block, base_layer["norm"], stack=stack)
+    stack_fields = {**stack_of_layers(layer_variants), "streams": residual_streams}
+    return decoder(config, block, base_layer["norm"], stack=stack_fields)
 
 
 class _LayerMixers(NamedTuple):

@@ -65,9 +65,9 @@ def _read_lara_mini(config: Config) -> Table:
     default_layer_kinds = [LARA_PATTERN[layer_index % len(LARA_PATTERN)] for layer_index in range(depth)]
     kind_by_type = {**LINEAR_OR_FULL, "sliding_attention": "sliding"}
     layer_kinds = listed_kinds(config, "layer_types", kind_by_type, default_layer_kinds)
-    layer_configs = {mixer_kind: layer_table(mixer, experts, norm) for mixer_kind, mixer in mixers.items()}
-    stack = stack_of_kinds(layer_configs, layer_kinds)
-    return decoder(config, stack["block"], norm, stack=stack)
+    layer_configs = {mixer_kind: layer_table(token_mixer, experts, norm) for mixer_kind, token_mixer in mixers.items()}
+    stack_fields = stack_of_kinds(layer_configs, layer_kinds)
+    return decoder(config, stack_fields["block"], norm, stack=stack_fields)
 
 
 def _read_hy_v4_vl_text(config: Config) -> Table:

@@ -62,9 +62,9 @@ def _read_baichuan(config: Config) -> Table:
 
     The classes have as many heads of keys and values as of queries.
     """
-    position = rope(config) if config.has("max_position_embeddings") else {"type": "alibi"}
+    position_encoding = rope(config) if config.has("max_position_embeddings") else {"type": "alibi"}
     config.fields_read.add("model_max_length")
-    return llama_decoder(config, attention(config, num_key_value_heads=None, position=position))
+    return llama_decoder(config, attention(config, num_key_value_heads=None, position=position_encoding))
 
 
 def _read_minicpm(config: Config) -> Table:
@@ -98,22 +98,22 @@ def _read_telechat3(config: Config) -> Table:
     Solar Pro adds earlier layers' states to later layers with fixed weights. The engines that serve it attend to all
     tokens, whatever `sliding_window` says.
     """
-    mixer = attention(config, **attention_biases(config))
-    return llama_decoder(config, mixer, config.flag("mlp_bias"))
+    attention_table = attention(config, **attention_biases(config))
+    return llama_decoder(config, attention_table, config.flag("mlp_bias"))
 
 
 def _read_maincoder(config: Config) -> Table:
     """Reads Maincoder: Qwen3's layers."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm))
-    return llama_decoder(config, mixer)
+    attention_table = attention(config, **attention_biases(config), **qk_norm_fields(norm))
+    return llama_decoder(config, attention_table)
 
 
 def _read_instella(config: Config) -> Table:
     """Reads Instella: Llama's layers with norms over all heads of the queries and over all heads of the keys."""
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **attention_biases(config), **qk_norm_fields(norm, "projection"))
-    return llama_decoder(config, mixer)
+    attention_table = attention(config, **attention_biases(config), **qk_norm_fields(norm, "projection"))
+    return llama_decoder(config, attention_table)
 
 
 def _read_zhinao(config: Config) -> Table:
@@ -130,9 +130,9 @@ def _read_wedlm(config: Config) -> Table:
     """Reads WeDLM: Qwen3's layers if `qk_norm`, else Qwen2's; `attention_bias` has no effect on o_proj."""
     norm = rmsnorm(config.number("rms_norm_eps"))
     qk_norms = qk_norm_fields(norm) if config.flag("qk_norm") else {}
-    mixer = attention(config, **attention_biases(config, QKV_BIASES), **qk_norms)
-    stack = sliding_stack(config, ["full"] * config.integer("num_hidden_layers"))
-    return decoder(config, layer_table(mixer, glu(config), norm), norm, stack=stack)
+    attention_table = attention(config, **attention_biases(config, QKV_BIASES), **qk_norms)
+    stack_fields = sliding_stack(config, ["full"] * config.integer("num_hidden_layers"))
+    return decoder(config, layer_table(attention_table, glu(config), norm), norm, stack=stack_fields)
 
 
 def _read_refact(config: Config) -> Table:
@@ -143,8 +143,8 @@ def _read_refact(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"), bias=False)
     ffn_width = -(-(8 * config.integer("hidden_size") // 3) // 256) * 256
     ffn = {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}
-    mixer = attention(config, num_key_value_heads=1, position={"type": "alibi"})
-    return decoder(config, layer_table(mixer, ffn, norm), norm)
+    attention_table = attention(config, num_key_value_heads=1, position={"type": "alibi"})
+    return decoder(config, layer_table(attention_table, ffn, norm), norm)
 
 
 def _read_bluelm(config: Config) -> Table:
@@ -167,9 +167,9 @@ def _read_talkie(config: Config) -> Table:
         f"{gain_count:,} parameters"
     )
     ffn_width = max(1, round(8 / 3 * config.integer("hidden_size") / 128)) * 128
-    mixer = attention(config, **qk_norm_fields(norm, norm_order="after_rope"))
+    attention_table = attention(config, **qk_norm_fields(norm, norm_order="after_rope"))
     ffn = {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True}
-    return decoder(config, layer_table(mixer, ffn, norm), norm, stack={"embedding_norm": norm})
+    return decoder(config, layer_table(attention_table, ffn, norm), norm, stack={"embedding_norm": norm})
 
 
 def _read_plm(config: Config) -> Table:
@@ -198,10 +198,10 @@ def _read_telechat(config: Config) -> Table:
     """Reads TeleChat 1 and 2: only the projections back to the residual stream have a bias."""
     config.require("embed_layernorm", False)
     norm = rmsnorm(config.number("layer_norm_epsilon"))
-    mixer = attention(config, head_dim=None, **biases(True, "o_bias"))
+    attention_table = attention(config, head_dim=None, **biases(True, "o_bias"))
     intermediate_size = config.integer("intermediate_size")
     ffn = {"intermediate_size": intermediate_size, "hidden_act": "silu", "gated": True, "down_bias": True}
-    return decoder(config, layer_table(mixer, ffn, norm), norm)
+    return decoder(config, layer_table(attention_table, ffn, norm), norm)
 
 
 def _read_exaone(config: Config) -> Table:
@@ -211,17 +211,17 @@ def _read_exaone(config: Config) -> Table:
 
 def _read_step1(config: Config) -> Table:
     """Reads Step 1: ALiBi with square roots of the distances, and grouped keys and values."""
-    mixer = attention(config, position={"type": "alibi"}, **attention_biases(config))
-    return llama_decoder(config, mixer, config.flag("mlp_bias"))
+    attention_table = attention(config, position={"type": "alibi"}, **attention_biases(config))
+    return llama_decoder(config, attention_table, config.flag("mlp_bias"))
 
 
 def _read_plamo(config: Config) -> Table:
     """Reads PLaMo 1: `n_shared_head` query heads share a key and value head; a layer has a single norm."""
-    norm, heads = rmsnorm(config.number("rms_norm_eps")), config.integer("num_attention_heads")
-    kv_heads = config.quotient("n_shared_head", heads, config.integer("n_shared_head"))
+    norm, head_count = rmsnorm(config.number("rms_norm_eps")), config.integer("num_attention_heads")
+    kv_head_count = config.quotient("n_shared_head", head_count, config.integer("n_shared_head"))
     config.fields_read.add("num_key_value_heads")
-    mixer = attention(config, num_key_value_heads=kv_heads)
-    block = layer_table(mixer, glu(config), norm)
+    attention_table = attention(config, num_key_value_heads=kv_head_count)
+    block = layer_table(attention_table, glu(config), norm)
     return decoder(config, {**block, "parallel": "shared"}, norm)
 
 
@@ -231,9 +231,12 @@ def _read_cogvlm(config: Config) -> Table:
     CogVLM 2, which states its heads of keys and values, has a bias in the projections of queries, keys and values of
     an image.
     """
-    mixer, norm = attention(config), rmsnorm(config.number("rms_norm_eps"))
-    image_attention = {**mixer, **biases(config.optional_integer("num_key_value_heads") is not None, *QKV_BIASES)}
-    layer = layer_table(mixer, glu(config), norm)
+    attention_table, norm = attention(config), rmsnorm(config.number("rms_norm_eps"))
+    image_attention = {
+        **attention_table,
+        **biases(config.optional_integer("num_key_value_heads") is not None, *QKV_BIASES),
+    }
+    layer = layer_table(attention_table, glu(config), norm)
     image_weights = {"other_attention": image_attention, "other_feed_forward": glu(config)}
     config.notes.append(
         "tokens of an image use a second set of projections, whose products are not counted: passes are those of text"

@@ -27,12 +27,12 @@ def _read_mpt(config: Config) -> Table:
     has_bias = not config.flag("no_bias")
     norm = _norm(config, has_bias)
     attention_config = config.section("attn_config", ATTENTION_DEFAULTS)
-    mixer = _attention(config, attention_config, norm, has_bias)
-    stack: Table = {}
-    if "position" not in mixer and config.flag("learned_pos_emb"):
-        stack = {"position": learned_positions(config)}
+    attention_table = _attention(config, attention_config, norm, has_bias)
+    stack_fields: Table = {}
+    if "position" not in attention_table and config.flag("learned_pos_emb"):
+        stack_fields = {"position": learned_positions(config)}
     attention_config.finish(ATTENTION_IGNORED_FIELDS, config)
-    return decoder(config, layer_table(mixer, _ffn(config, has_bias), norm), norm, stack=stack)
+    return decoder(config, layer_table(attention_table, _ffn(config, has_bias), norm), norm, stack=stack_fields)
 
 
 def _norm(config: Config, has_bias: bool) -> Table:
@@ -44,35 +44,35 @@ def _norm(config: Config, has_bias: bool) -> Table:
 
 def _attention(config: Config, attention_config: Config, norm: Table, has_bias: bool) -> Table:
     """Returns the attention in the table `attn_config`. has_bias: whether the model's other linear layers have one."""
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     head_dim = config.optional_integer("head_dim") or config.quotient(
-        "num_attention_heads", config.integer("hidden_size"), heads
+        "num_attention_heads", config.integer("hidden_size"), head_count
     )
     attention_kind = attention_config.choice(
-        {"multihead_attention": heads, "multiquery_attention": 1, "grouped_query_attention": None}, "attn_type"
+        {"multihead_attention": head_count, "multiquery_attention": 1, "grouped_query_attention": None}, "attn_type"
     )
-    kv_heads = attention_config.integer("kv_n_heads") if attention_kind is None else attention_kind
-    if heads % kv_heads:
-        raise attention_config.error("kv_n_heads", kv_heads, f"a divisor of {heads}")
-    attention_config.require("kv_n_heads", None, kv_heads)
+    kv_head_count = attention_config.integer("kv_n_heads") if attention_kind is None else attention_kind
+    if head_count % kv_head_count:
+        raise attention_config.error("kv_n_heads", kv_head_count, f"a divisor of {head_count}")
+    attention_config.require("kv_n_heads", None, kv_head_count)
     attention_config.require_fields(kv_dim=None, reuse_kv_layer_idx=None, reuse_kv_x_layer_idx=None)
-    mixer: Table = {"num_attention_heads": heads, "head_dim": head_dim}
-    if kv_heads != heads:
-        mixer["num_key_value_heads"] = kv_heads
+    attention_table: Table = {"num_attention_heads": head_count, "head_dim": head_dim}
+    if kv_head_count != head_count:
+        attention_table["num_key_value_heads"] = kv_head_count
     if attention_config.flag("rope"):
-        mixer["position"] = {"type": "rope", "rope_theta": attention_config.number("rope_theta")}
+        attention_table["position"] = {"type": "rope", "rope_theta": attention_config.number("rope_theta")}
     elif attention_config.flag("alibi"):
-        mixer["position"] = {"type": "alibi"}
+        attention_table["position"] = {"type": "alibi"}
     if attention_config.flag("qk_ln") or attention_config.flag("qk_gn"):
         norm_scope = "projection" if attention_config.flag("qk_ln") else "head"
-        mixer["qk_norm"] = {"norm": norm, "scope": norm_scope, "order": "before_rope"}
-    window = attention_config.get("sliding_window_size")
-    if window != -1:
-        mixer["sliding_window"] = (
+        attention_table["qk_norm"] = {"norm": norm, "scope": norm_scope, "order": "before_rope"}
+    window_size = attention_config.get("sliding_window_size")
+    if window_size != -1:
+        attention_table["sliding_window"] = (
             attention_config.integer("sliding_window_size") + 1
         )  # the token itself, and those before
     qkv_bias = has_bias if config.get("attention_bias") is None else config.flag("attention_bias")
-    return {**mixer, **biases(qkv_bias, *QKV_BIASES), **biases(has_bias, "o_bias")}
+    return {**attention_table, **biases(qkv_bias, *QKV_BIASES), **biases(has_bias, "o_bias")}
 
 
 def _ffn(config: Config, has_bias: bool) -> Table:

@@ -31,7 +31,7 @@ OTHER_STRUCTURES = (
 def _read_ouro(config: Config) -> Table:
     """Reads Ouro with all steps for every token (no early exit)."""
     depth, loop_count = config.integer("num_hidden_layers"), config.integer("total_ut_steps")
-    stack = _looped_stack(config, loop_count)
+    stack_fields = _looped_stack(config, loop_count)
     config.require("use_sliding_window", False)
     listed_kinds(config, "layer_types", {"full_attention": "full"}, ["full"] * depth)
     config.notes.append(
@@ -40,7 +40,7 @@ def _read_ouro(config: Config) -> Table:
     )
     norm = rmsnorm(config.number("rms_norm_eps"))
     block = layer_table(attention(config), glu(config), norm, "sandwich")
-    return decoder(config, block, norm, stack=stack)
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 def _read_nanbeige(config: Config) -> Table:
@@ -57,26 +57,27 @@ def _read_nanbeige(config: Config) -> Table:
     if not config.flag("skip_loop_final_norm") and loop_count > 1:
         config.notes.append("num_loops: the norm after each loop but the last is not counted; it adds no parameters")
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **attention_biases(config))
-    block = layer_table(mixer, glu(config), norm)
+    attention_table = attention(config, **attention_biases(config))
+    block = layer_table(attention_table, glu(config), norm)
     return decoder(config, block, norm, stack=_looped_stack(config, loop_count))
 
 
 def _read_loopcoder(config: Config) -> Table:
     """Reads LoopCoder, whose class runs two loops."""
     config.require("loop_num", 2)
-    heads, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
-    mixer = {
+    head_count, hidden_size = config.integer("num_attention_heads"), config.integer("hidden_size")
+    attention_table = {
         "type": "looped",
-        "num_attention_heads": heads,
-        "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
-        "head_dim": config.optional_integer("head_dim") or config.quotient("num_attention_heads", hidden_size, heads),
+        "num_attention_heads": head_count,
+        "num_key_value_heads": config.optional_integer("num_key_value_heads") or head_count,
+        "head_dim": config.optional_integer("head_dim")
+        or config.quotient("num_attention_heads", hidden_size, head_count),
         "loop_window_size": config.integer("loop_window_size"),
         "attention_bias": config.flag("attention_bias"),
         "position": rope(config),
     }
     norm, ffn = rmsnorm(config.number("rms_norm_eps")), glu(config, config.flag("mlp_bias"))
-    block = {"type": "looped", "attention": mixer, "feed_forward": ffn, "norm": norm}
+    block = {"type": "looped", "attention": attention_table, "feed_forward": ffn, "norm": norm}
     return decoder(config, block, norm, stack=_looped_stack(config, 2))
 
 

@@ -68,22 +68,24 @@ def _sliding_and_full_decoder(config: Config, full_fields: Table, has_prediction
     sliding_sizes = {
         name: config.integer(f"swa_{name}") if config.has(f"swa_{name}") else size for name, size in head_fields.items()
     }
-    window = config.integer("sliding_window_size", "sliding_window")
+    window_size = config.integer("sliding_window_size", "sliding_window")
     sink_fields = {"sinks": True} if config.flag("add_swa_attention_sink_bias") else {}
-    mixer = attention(config, **qkv_biases, **head_fields)
+    attention_table = attention(config, **qkv_biases, **head_fields)
     layer_marks = _layer_marks(config, "hybrid_layer_pattern", depth)
     attention_kinds = ["sliding" if layer_mark else "full" for layer_mark in layer_marks]
     ffn_kinds = ["moe" if layer_mark else "dense" for layer_mark in _layer_marks(config, "moe_layer_freq", depth)]
     experts = gated_experts(config, count_fields=("n_routed_experts",), **SIGMOID_ROUTING)
-    block = layer_table(mixer, glu(config), norm)
+    block = layer_table(attention_table, glu(config), norm)
     attention_changes: Table = {
-        "full": {"attention": {**mixer, **full_fields}} if full_fields else {},
-        "sliding": {"attention": {**mixer, **sliding_sizes, **sink_fields, "sliding_window": window}},
+        "full": {"attention": {**attention_table, **full_fields}} if full_fields else {},
+        "sliding": {"attention": {**attention_table, **sliding_sizes, **sink_fields, "sliding_window": window_size}},
     }
     ffn_changes: Table = {"dense": {}, "moe": {"feed_forward": experts}}
-    stack = stack_of_combined_kinds((attention_kinds, attention_changes), (ffn_kinds, ffn_changes))
-    mtp_fields = add_mtp_modules(config, stack, "sliding-dense", attention_changes["sliding"]) if has_prediction else {}
-    return decoder(config, block, norm, stack=stack, **mtp_fields)
+    stack_fields = stack_of_combined_kinds((attention_kinds, attention_changes), (ffn_kinds, ffn_changes))
+    mtp_fields = (
+        add_mtp_modules(config, stack_fields, "sliding-dense", attention_changes["sliding"]) if has_prediction else {}
+    )
+    return decoder(config, block, norm, stack=stack_fields, **mtp_fields)
 
 
 def _layer_marks(config: Config, field_name: str, depth: int) -> list[int]:

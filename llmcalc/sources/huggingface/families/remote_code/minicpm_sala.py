@@ -33,20 +33,20 @@ def _read_minicpm_sala(config: Config) -> Table:
 def _sparse_attention(config: Config) -> Table:
     """Returns the grouped-query attention of the sparse layers."""
     output_gate: Table = {"output_gate": {"per": "element"}} if config.flag("attn_use_output_gate") else {}
-    position = rope(config) if config.flag("attn_use_rope") else None
-    return attention(config, position=position, **output_gate, **attention_biases(config))
+    position_encoding = rope(config) if config.flag("attn_use_rope") else None
+    return attention(config, position=position_encoding, **output_gate, **attention_biases(config))
 
 
 def _lightning_attention(config: Config, norm: Table) -> Table:
     """Returns the lightning attention. norm: the optional norm of queries and keys."""
-    heads = config.integer("lightning_nh")
-    config.require("lightning_nkv", heads)
+    head_count = config.integer("lightning_nh")
+    config.require("lightning_nkv", head_count)
     for field_name in ("use_output_gate", "use_output_norm"):
         config.require(field_name, True)
     has_bias = config.flag("attention_bias")
     return {
         "type": "lightning",
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         "head_dim": config.integer("lightning_head_dim"),
         "hidden_act": "identity",
         "qkv_bias": has_bias,

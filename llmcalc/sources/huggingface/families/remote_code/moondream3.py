@@ -38,17 +38,17 @@ def _read_moondream3(config: Config) -> Table:
     expert_table = text_config.table("moe") if text_config.has("moe") else {}
     expert_config = Config(expert_table, EXPERT_DEFAULTS, config.model_type, location="config.text.moe.")
     hidden_size, depth = text_config.integer("dim"), text_config.integer("n_layers")
-    heads, kv_heads = text_config.integer("n_heads"), text_config.integer("n_kv_heads")
-    head_size = text_config.quotient("n_heads", hidden_size, heads)
-    scale_params = depth * (2 * heads * head_size * (heads + 2 * kv_heads) + heads)
+    head_count, kv_head_count = text_config.integer("n_heads"), text_config.integer("n_kv_heads")
+    head_size = text_config.quotient("n_heads", hidden_size, head_count)
+    scale_params = depth * (2 * head_count * head_size * (head_count + 2 * kv_head_count) + head_count)
     config.notes += [
         f"tau: the scales of queries and values are not counted: {scale_params:,} parameters",
         f"region: {REGION_HEADS_NOTE}",
     ]
     norm = layernorm()
-    mixer: Table = {
-        "num_attention_heads": heads,
-        **({} if kv_heads == heads else {"num_key_value_heads": kv_heads}),
+    attention_table: Table = {
+        "num_attention_heads": head_count,
+        **({} if kv_head_count == head_count else {"num_key_value_heads": kv_head_count}),
         "position": {"type": "rope", "rotary_dim": min(32, head_size)},
         **biases(True, *QKVO_BIASES),
     }
@@ -60,7 +60,7 @@ def _read_moondream3(config: Config) -> Table:
     )
     ff_dim = text_config.integer("ff_dim")
     dense_ffn: Table = {"intermediate_size": ff_dim, "hidden_act": "gelu_tanh", **biases(True, "up_bias", "down_bias")}
-    block = layer_table(mixer, dense_ffn, norm, parallel="shared")
+    block = layer_table(attention_table, dense_ffn, norm, parallel="shared")
     first_expert_layer = expert_config.count("start_layer")
     layer_changes: Table = {"dense": {}, "moe": {"feed_forward": routed_experts}}
     layer_kinds = ["dense" if layer_index < first_expert_layer else "moe" for layer_index in range(depth)]

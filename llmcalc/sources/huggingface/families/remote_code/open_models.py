@@ -37,28 +37,30 @@ def _read_hf_olmo(config: Config) -> Table:
     is_affine = config.flag("layer_norm_with_affine")
     qk_norm_is_affine = config.flag("attention_layer_norm_with_affine")
     norm = _olmo_norm(config, is_affine, norm_has_bias)
-    mixer: Table = attention(
+    token_mixer: Table = attention(
         config, position=None, num_key_value_heads=_kv_heads(config), **biases(has_bias, *QKVO_BIASES)
     )
-    mixer.pop("head_dim", None)
-    stack: Table = {}
+    token_mixer.pop("head_dim", None)
+    stack_fields: Table = {}
     if config.flag("rope"):
-        mixer["position"] = rope(config)
+        token_mixer["position"] = rope(config)
     elif config.flag("alibi"):
-        mixer["position"] = {"type": "alibi"}
+        token_mixer["position"] = {"type": "alibi"}
     else:
-        stack["position"] = learned_positions(config)
+        stack_fields["position"] = learned_positions(config)
     config.fields_read.update(("alibi", "rope_theta"))
     if config.flag("attention_layer_norm"):
-        mixer |= qk_norm_fields(_olmo_norm(config, qk_norm_is_affine, norm_has_bias), "projection")
+        token_mixer |= qk_norm_fields(_olmo_norm(config, qk_norm_is_affine, norm_has_bias), "projection")
     if config.flag("embedding_layer_norm"):
-        stack["embedding_norm"] = norm
-    block = layer_table(mixer, _feed_forward(config, has_bias), norm, "output" if config.flag("norm_after") else "pre")
+        stack_fields["embedding_norm"] = norm
+    block = layer_table(
+        token_mixer, _feed_forward(config, has_bias), norm, "output" if config.flag("norm_after") else "pre"
+    )
     embedding_rows = config.optional_integer("embedding_size") or config.integer("vocab_size")
     is_tied = config.flag("tie_word_embeddings")
     config.fields_read.add("vocab_size")
-    head = biases(has_bias and not is_tied, "bias")
-    return {**decoder(config, block, norm, head, stack), "vocab_size": embedding_rows}
+    head_fields = biases(has_bias and not is_tied, "bias")
+    return {**decoder(config, block, norm, head_fields, stack_fields), "vocab_size": embedding_rows}
 
 
 def _olmo_norm(config: Config, is_affine: bool, has_bias: bool) -> Table:
@@ -71,12 +73,14 @@ def _olmo_norm(config: Config, is_affine: bool, has_bias: bool) -> Table:
 
 def _kv_heads(config: Config) -> int:
     """Returns the number of key and value heads, which the older `multi_query_attention` sets to 1 or to all."""
-    heads, kv_heads = config.integer("num_attention_heads"), config.optional_integer("num_key_value_heads")
+    head_count, stated_kv_heads = config.integer("num_attention_heads"), config.optional_integer("num_key_value_heads")
     if config.get("multi_query_attention") is None:
-        return kv_heads or heads
-    kv_head_count = 1 if config.flag("multi_query_attention") else heads
-    if kv_heads not in (None, kv_head_count):
-        raise config.error("num_key_value_heads", kv_heads, f"{kv_head_count}, as multi_query_attention says, or none")
+        return stated_kv_heads or head_count
+    kv_head_count = 1 if config.flag("multi_query_attention") else head_count
+    if stated_kv_heads not in (None, kv_head_count):
+        raise config.error(
+            "num_key_value_heads", stated_kv_heads, f"{kv_head_count}, as multi_query_attention says, or none"
+        )
     return kv_head_count
 
 
@@ -114,15 +118,15 @@ def _read_molmo(config: Config) -> Table:
     """Reads Molmo 1: 128 additional embedding rows for images, which the head does not score."""
     config.require_fields(layer_norm_type="rms", tie_word_embeddings=False)
     norm = rmsnorm(config.number("layer_norm_eps"))
-    mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV_BIASES))
-    mixer.pop("head_dim", None)
+    token_mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV_BIASES))
+    token_mixer.pop("head_dim", None)
     if config.flag("attention_layer_norm"):
-        mixer |= qk_norm_fields(norm, "projection")
+        token_mixer |= qk_norm_fields(norm, "projection")
     ffn_width = config.integer("intermediate_size")
     if ffn_width % 2:
         raise config.error("intermediate_size", ffn_width, "an even number: the gate and the other half together")
     feed_forward = {"intermediate_size": ffn_width // 2, "hidden_act": "silu", "gated": True}
-    block = layer_table(mixer, feed_forward, norm, "output" if config.flag("norm_after") else "pre")
+    block = layer_table(token_mixer, feed_forward, norm, "output" if config.flag("norm_after") else "pre")
     embedding_rows = config.optional_integer("embedding_size") or config.integer("vocab_size")
     config.fields_read.add("vocab_size")
     config.notes.append(
@@ -190,12 +194,12 @@ def _openlm_arguments(config: Config) -> Table:
     has_rope = config.choice(
         {"rotary": True, "head_rotary": True, "llama_rotary": True, "none": False}, "positional_embedding_type"
     )
-    mixer: Table = {"num_attention_heads": config.integer("num_attention_heads")}
+    token_mixer: Table = {"num_attention_heads": config.integer("num_attention_heads")}
     if has_rope:
-        mixer["position"] = {"type": "rope"}
-    config.quotient("num_attention_heads", hidden_size, mixer["num_attention_heads"])
+        token_mixer["position"] = {"type": "rope"}
+    config.quotient("num_attention_heads", hidden_size, token_mixer["num_attention_heads"])
     if config.flag("apply_qk_norm"):
-        mixer |= qk_norm_fields(norm, "projection")
+        token_mixer |= qk_norm_fields(norm, "projection")
     ffn_width = 256 * -(
         -(2 * _ffn_width_of_ratio(config, 4) // 3) // 256
     )  # two thirds of four times the width, up to a multiple of 256
@@ -207,9 +211,9 @@ def _openlm_arguments(config: Config) -> Table:
         "gelu": {"intermediate_size": _ffn_width_of_ratio(config, 4), "hidden_act": "gelu"},
     }
     ffn = config.choice(ffns_by_kind, "ffn_type")
-    stack = {"embedding_norm": norm} if config.flag("post_embed_norm") else {}
-    block = layer_table(mixer, ffn, norm)
-    return decoder(config, block, norm, stack=stack)
+    stack_fields = {"embedding_norm": norm} if config.flag("post_embed_norm") else {}
+    block = layer_table(token_mixer, ffn, norm)
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 OLMO_SOURCE = "https://github.com/allenai/OLMo olmo/model.py"

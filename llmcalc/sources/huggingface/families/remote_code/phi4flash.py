@@ -19,13 +19,13 @@ from ..recurrent.mamba import step_rank
 def _read_phi4flash(config: Config) -> Table:
     config.require("mb_per_layer", 2)
     depth, hidden_size = config.integer("num_hidden_layers"), config.integer("hidden_size")
-    heads, channels = config.integer("num_attention_heads"), config.integer("mamba_expand") * hidden_size
+    head_count, channel_count = config.integer("num_attention_heads"), config.integer("mamba_expand") * hidden_size
     if depth % 4:
         raise config.error("num_hidden_layers", depth, "a multiple of 4")
     has_projection_bias, norm = config.flag("mamba_proj_bias"), layernorm(config.number("layer_norm_eps"))
     mamba: Table = {
         "type": "mamba",
-        "intermediate_size": channels,
+        "intermediate_size": channel_count,
         "state_size": config.integer("mamba_d_state"),
         "time_step_rank": step_rank(config, "mamba_dt_rank"),
         "conv_kernel": config.integer("mamba_d_conv"),
@@ -34,20 +34,22 @@ def _read_phi4flash(config: Config) -> Table:
     }
     attention: Table = {
         "type": "differential",
-        "num_attention_heads": heads,
-        "num_key_value_heads": config.optional_integer("num_key_value_heads") or heads,
-        "head_dim": config.quotient("num_attention_heads", hidden_size, heads),
+        "num_attention_heads": head_count,
+        "num_key_value_heads": config.optional_integer("num_key_value_heads") or head_count,
+        "head_dim": config.quotient("num_attention_heads", hidden_size, head_count),
         "attention_bias": True,
         "norm_weight": True,
         "position": None,
     }
-    window = _window_size(config)
+    window_size = _window_size(config)
     layer_changes: Table = {
         "mamba": {},
-        "sliding": {"attention": attention if window is None else {**attention, "sliding_window": window}},
+        "sliding": {"attention": attention if window_size is None else {**attention, "sliding_window": window_size}},
         "memory": {"attention": {**mamba, "lends_output": True}},
         "full": {"attention": attention},
-        "gate": {"attention": {"type": "memory_gate", "intermediate_size": channels, "use_bias": has_projection_bias}},
+        "gate": {
+            "attention": {"type": "memory_gate", "intermediate_size": channel_count, "use_bias": has_projection_bias}
+        },
         "shared": {"attention": {**attention, "kv_shared": True}},
     }
     half_depth = depth // 2
@@ -59,9 +61,9 @@ def _read_phi4flash(config: Config) -> Table:
     ]
     ffn = glu(config, config.flag("mlp_bias"))
     block = layer_table(mamba, ffn, norm)
-    head = {"bias": True} if config.flag("lm_head_bias") else None
+    head_fields = {"bias": True} if config.flag("lm_head_bias") else None
     layer_changes = {kind: fields for kind, fields in layer_changes.items() if kind in layer_kinds}
-    return decoder(config, block, norm, head, stack_of_combined_kinds((layer_kinds, layer_changes)))
+    return decoder(config, block, norm, head_fields, stack_of_combined_kinds((layer_kinds, layer_changes)))
 
 
 def _window_size(config: Config) -> int | None:

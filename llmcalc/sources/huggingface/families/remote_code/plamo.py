@@ -29,18 +29,18 @@ def _read_plamo2(config: Config) -> Table:
     depth = config.integer("num_hidden_layers")
     mamba_period = config.integer("mamba_step")
     norm = offset_rmsnorm(eps)
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     hidden_size = config.integer("hidden_size_per_head")
-    window, full_layers = config.optional_integer("attention_window_size"), config.get("full_attention_idx")
+    window_size, full_layers = config.optional_integer("attention_window_size"), config.get("full_attention_idx")
     full_attention_indices = set() if full_layers is None else set(config.integers("full_attention_idx"))
-    mixer = {
-        "num_attention_heads": heads,
+    attention_table = {
+        "num_attention_heads": head_count,
         "num_key_value_heads": config.integer("num_key_value_heads"),
         "head_dim": hidden_size,
         "position": rope(config),
         **qk_norm_fields(rmsnorm(eps), "per_head"),
     }
-    sliding_attention = mixer if window is None else {**mixer, "sliding_window": window}
+    sliding_attention = attention_table if window_size is None else {**attention_table, "sliding_window": window_size}
     mamba: Table = {
         "type": "selective_mamba2",
         "num_heads": config.integer("mamba_num_heads"),
@@ -52,12 +52,12 @@ def _read_plamo2(config: Config) -> Table:
         "norm": rmsnorm(eps),
     }
     block = layer_table(sliding_attention, glu(config), norm, "sandwich")
-    layer_changes: Table = {"sliding": {}, "full": {"attention": mixer}, "mamba": {"attention": mamba}}
+    layer_changes: Table = {"sliding": {}, "full": {"attention": attention_table}, "mamba": {"attention": mamba}}
     layer_kinds = [
         "mamba"
         if _is_mamba(config, layer_index, depth, mamba_period)
         else "full"
-        if window is None or layer_index in full_attention_indices
+        if window_size is None or layer_index in full_attention_indices
         else "sliding"
         for layer_index in range(depth)
     ]
@@ -92,8 +92,8 @@ def _read_plamo3(config: Config) -> Table:
         default_layer_kinds = ["full" if window_size is None else "sliding" for window_size in windows]
         window = next(iter(window_sizes), window)
     layer_kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default_layer_kinds)
-    mixer = attention(config, **qk_norm_fields(norm))
-    block = layer_table(mixer, glu(config), norm, "sandwich")
+    attention_table = attention(config, **qk_norm_fields(norm))
+    block = layer_table(attention_table, glu(config), norm, "sandwich")
     sliding_layer: Table = {} if window is None else {"attention": {"sliding_window": window}}
     return decoder_of_kinds(config, block, norm, (layer_kinds, {"full": {}, "sliding": sliding_layer}))
 

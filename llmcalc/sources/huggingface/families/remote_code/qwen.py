@@ -13,13 +13,13 @@ from ...parts import QKV_BIASES, Table, biases, decoder, layer_table, rmsnorm, r
 
 def _read_qwen(config: Config) -> Table:
     norm = rmsnorm(config.number("layer_norm_epsilon"))
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     has_bias = not config.flag("no_bias")
-    if config.integer("head_dim") * heads != config.integer("hidden_size"):
+    if config.integer("head_dim") * head_count != config.integer("hidden_size"):
         head_dim = config.integer("head_dim")
         raise config.error("head_dim", head_dim, "hidden_size / num_attention_heads, as in every Qwen")
-    mixer = {
-        "num_attention_heads": heads,
+    attention_table = {
+        "num_attention_heads": head_count,
         "position": rope(config, fraction_name="rotary_pct", theta_name="rotary_emb_base"),
         **biases(True, *QKV_BIASES),
         **biases(has_bias, "o_bias"),
@@ -31,7 +31,7 @@ def _read_qwen(config: Config) -> Table:
         "gated": True,
         **biases(has_bias, "gate_bias", "up_bias", "down_bias"),
     }
-    return decoder(config, layer_table(mixer, ffn, norm), norm)
+    return decoder(config, layer_table(attention_table, ffn, norm), norm)
 
 
 FAMILIES = {

@@ -53,8 +53,8 @@ def _with_first_norm(
         "input_norm": norm,
         **({"attention": {**time_mixing, **first_mixing_fields}} if first_mixing_fields else {}),
     }
-    stack = {"variants": {"first": layer_changes}, "first_layers": ["first"], "pattern": ["block"]}
-    return decoder(config, block, norm, stack=stack)
+    stack_fields = {"variants": {"first": layer_changes}, "first_layers": ["first"], "pattern": ["block"]}
+    return decoder(config, block, norm, stack=stack_fields)
 
 
 def _read_rwkv7(config: Config) -> Table:
@@ -65,11 +65,11 @@ def _read_rwkv7(config: Config) -> Table:
     value_widths = config.get("value_dim")
     if value_widths not in (None, hidden_size, [hidden_size] * config.integer("num_hidden_layers")):
         raise config.error("value_dim", value_widths, f"{hidden_size}, the hidden_size, in every layer")
-    heads, eps = config.quotient("head_dim", hidden_size, head_dim), config.number("norm_eps")
+    head_count, eps = config.quotient("head_dim", hidden_size, head_dim), config.number("norm_eps")
     config.fields_read.update(("num_heads", "num_attention_heads"))
     time_mixing = {
         "type": "rwkv7_time_mix",
-        "num_heads": heads,
+        "num_heads": head_count,
         "head_dim": head_dim,
         "norm_eps": eps * head_dim,
         **{

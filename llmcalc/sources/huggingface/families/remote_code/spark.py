@@ -15,10 +15,10 @@ def _read_spark(config: Config) -> Table:
     config.require("gate_attn_act_mode", "sigmoid")
     norm, depth = rmsnorm(config.number("rms_norm_eps")), config.integer("num_hidden_layers")
     output_gate: Table = {"output_gate": {"per": "head"}} if config.flag("headwise_attn_output_gate") else {}
-    position = rope(config, layer_kind="full_attention")
-    mixer = attention(config, position=position, **output_gate, **attention_biases(config))
+    position_encoding = rope(config, layer_kind="full_attention")
+    attention_table = attention(config, position=position_encoding, **output_gate, **attention_biases(config))
     ffn = glu(config, config.flag("mlp_bias"))
-    block = layer_table(mixer, ffn, norm)
+    block = layer_table(attention_table, ffn, norm)
     if not config.has("layer_types"):
         layer_types = config.config_fields.get("layer_types")
         raise config.error("layer_types", layer_types, f"a list with the kind of each of {depth} layers")

@@ -16,7 +16,7 @@ def _read_step3_text(config: Config) -> Table:
     config.require("num_attention_groups", 1)
     head_dim = config.integer("head_dim")
     rank_field = {"rank": config.optional_integer("share_q_dim") or head_dim, "norm": norm}
-    mixer = attention(config, num_key_value_heads=1, head_dim=head_dim, query_rank=rank_field)
+    attention_table = attention(config, num_key_value_heads=1, head_dim=head_dim, query_rank=rank_field)
     experts = moe(
         config.integer("moe_num_experts"),
         config.integer("moe_top_k"),
@@ -26,7 +26,7 @@ def _read_step3_text(config: Config) -> Table:
     expert_layers = _layers_with_experts(config, depth)
     layer_kinds = ["moe" if layer_index in expert_layers else "dense" for layer_index in range(depth)]
     dense_ffn = {"type": "mlp", **glu(config)}
-    block = layer_table(mixer, experts, norm)
+    block = layer_table(attention_table, experts, norm)
     return decoder_of_kinds(config, block, norm, (layer_kinds, {"moe": {}, "dense": {"feed_forward": dense_ffn}}))
 
 

@@ -41,7 +41,7 @@ StackSide = Literal["encoder", "decoder"]
 
 
 def _read_bart(config: Config) -> Table:
-    return bart_model(config, "post", has_embedding_norm=True, position=learned_positions(config, 2))
+    return bart_model(config, "post", has_embedding_norm=True, position_encoding=learned_positions(config, 2))
 
 
 def _read_mvp(config: Config) -> Table:
@@ -51,14 +51,14 @@ def _read_mvp(config: Config) -> Table:
 
 
 def _read_mbart(config: Config) -> Table:
-    return bart_model(config, "pre", has_embedding_norm=True, position=learned_positions(config, 2))
+    return bart_model(config, "pre", has_embedding_norm=True, position_encoding=learned_positions(config, 2))
 
 
 def _read_marian(config: Config) -> Table:
     """Reads Marian, whose sinusoidal positions are a frozen table in the checkpoint."""
     decoder_vocab_size = config.optional_integer("decoder_vocab_size") or config.integer("vocab_size")
     shares_embeddings = config.flag("share_encoder_decoder_embeddings")
-    model_fields = bart_model(config, "post", position=learned_positions(config))
+    model_fields = bart_model(config, "post", position_encoding=learned_positions(config))
     if decoder_vocab_size == config.integer("vocab_size") and (shares_embeddings or "encoder" not in model_fields):
         return model_fields
     if "encoder" not in model_fields:
@@ -78,13 +78,13 @@ def _read_marian(config: Config) -> Table:
 
 
 def _read_pegasus(config: Config) -> Table:
-    return bart_model(config, "pre", position=learned_positions(config))
+    return bart_model(config, "pre", position_encoding=learned_positions(config))
 
 
 def _read_bigbird_pegasus(config: Config) -> Table:
     """Reads BigBird-Pegasus, whose encoder attends to all tokens, or to token blocks in long sequences."""
     block_sparse_note(config)
-    model_fields = bart_model(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
+    model_fields = bart_model(config, "pre", position_encoding=learned_positions(config), bias=config.flag("use_bias"))
     if class_name_of_config(config).endswith("ForCausalLM"):  # the class of the decoder alone ties nothing
         model_fields["tie_word_embeddings"] = False
     return model_fields
@@ -95,13 +95,17 @@ def _read_pp_formulanet_text(config: Config) -> Table:
     norm, layer = layernorm(), bart_block(config, "decoder", "pre")
     config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
     num_hidden_layers = config.integer("decoder_layers")
-    stack = {"num_hidden_layers": num_hidden_layers, "position": learned_positions(config, 2), "embedding_norm": norm}
+    stack_fields = {
+        "num_hidden_layers": num_hidden_layers,
+        "position": learned_positions(config, 2),
+        "embedding_norm": norm,
+    }
     config.fields_read.update(("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"))
-    return decoder(config, {**layer, "idle_cross_attention": True}, norm, stack=stack)
+    return decoder(config, {**layer, "idle_cross_attention": True}, norm, stack=stack_fields)
 
 
 def _read_blenderbot_small(config: Config) -> Table:
-    return bart_model(config, "post", has_embedding_norm=True, position=learned_positions(config))
+    return bart_model(config, "post", has_embedding_norm=True, position_encoding=learned_positions(config))
 
 
 def _read_fsmt(config: Config) -> Table:
@@ -111,7 +115,7 @@ def _read_fsmt(config: Config) -> Table:
         raise config.error("pad_token_id", padding_id, "the index of the padding token, below src_vocab_size and 64")
     if class_name_of_config(config).endswith("ForCausalLM"):
         raise config.error("architectures", class_name_of_config(config), "FSMTForConditionalGeneration")
-    model_fields = bart_model(config, "post", position=learned_positions(config, padding_id + 1))
+    model_fields = bart_model(config, "post", position_encoding=learned_positions(config, padding_id + 1))
     if "encoder" not in model_fields:
         architectures = config.config_fields.get("architectures")
         raise config.error(
@@ -131,7 +135,7 @@ def _read_fsmt(config: Config) -> Table:
 def bart_model(
     config: Config,
     norm_placement: Literal["pre", "post"],
-    position: Table,
+    position_encoding: Table,
     has_embedding_norm: bool = False,
     bias: bool = True,
     **fields_by_stack: Table,
@@ -154,9 +158,9 @@ def bart_model(
         config.require("is_encoder_decoder", True)
     config.fields_read.add("is_encoder_decoder")
     model_fields: Table = {**config.integer_fields("vocab_size", "hidden_size"), "tie_word_embeddings": is_tied}
-    if position["type"] == "sinusoidal":
+    if position_encoding["type"] == "sinusoidal":
         model_fields["max_position_embeddings"] = config.integer("max_position_embeddings")
-    stack_fields: Table = {"position": position}
+    stack_fields: Table = {"position": position_encoding}
     if has_embedding_norm:
         stack_fields["embedding_norm"] = layernorm()
     if norm_placement == "pre":
@@ -181,11 +185,11 @@ def bart_model(
 
 
 def bart_block(config: Config, stack_side: StackSide, norm_placement: str, bias: bool = True) -> Table:
-    heads = (
+    head_count = (
         config.integer("num_attention_heads") if stack_side == "encoder" else config.integer("decoder_attention_heads")
     )
-    config.quotient(f"{stack_side}_attention_heads", config.integer("hidden_size"), heads)
-    attention = {"num_attention_heads": heads, **biases(bias, *QKVO_BIASES)}
+    config.quotient(f"{stack_side}_attention_heads", config.integer("hidden_size"), head_count)
+    attention = {"num_attention_heads": head_count, **biases(bias, *QKVO_BIASES)}
     block_fields = {"attention": attention, "norm": layernorm(), "norm_placement": norm_placement}
     ffn_width = config.integer(f"{stack_side}_ffn_dim")
     block_fields["feed_forward"] = mlp(ffn_width, config.choice(ACTIVATIONS, "activation_function"))
@@ -209,13 +213,13 @@ IGNORED_FIELDS = field_names("""
     """)
 
 
-def _field_of_stack(config_values: ConfigValues, stack_name: str, field_name: str) -> Any:
-    block = require_present(getattr(config_values.spec, stack_name)).block
+def _field_of_stack(model_values: ConfigValues, stack_name: str, field_name: str) -> Any:
+    block = require_present(getattr(model_values.spec, stack_name)).block
     return getattr(block, field_name)
 
 
-def _ffn_width_of_stack(config_values: ConfigValues, stack_name: str) -> int:
-    ffn = _field_of_stack(config_values, stack_name, "feed_forward")
+def _ffn_width_of_stack(model_values: ConfigValues, stack_name: str) -> int:
+    ffn = _field_of_stack(model_values, stack_name, "feed_forward")
     ffn_width: int = ffn.expert.intermediate_size if isinstance(ffn, MoE) else ffn.intermediate_size
     return ffn_width
 
@@ -243,7 +247,9 @@ FAMILIES = {
     "bart": replace(BART, defaults={"num_labels": 3}),
     "mvp": replace(BART, read_model=_read_mvp),
     "mbart": replace(BART, read_model=_read_mbart),
-    "m2m_100": replace(BART, read_model=lambda config: bart_model(config, "pre", position={"type": "sinusoidal"})),
+    "m2m_100": replace(
+        BART, read_model=lambda config: bart_model(config, "pre", position_encoding={"type": "sinusoidal"})
+    ),
     "marian": replace(
         BART,
         read_model=_read_marian,

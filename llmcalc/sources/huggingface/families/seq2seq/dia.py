@@ -15,10 +15,12 @@ from ...parts import Table, attention, fused_glu, head_table, layer_table, rmsno
 def _read_dia(config: Config) -> Table:
     encoder_config = config.section("encoder_config", ENCODER_DEFAULTS)
     decoder_config = config.section("decoder_config", DECODER_DEFAULTS)
-    hidden_size, channels = encoder_config.integer("hidden_size"), decoder_config.integer("num_channels")
+    hidden_size, channel_count = encoder_config.integer("hidden_size"), decoder_config.integer("num_channels")
     channel_delays = config.integers("delay_pattern")
-    if len(channel_delays) != channels:
-        raise config.error("delay_pattern", channel_delays, f"{channels} numbers, one for each channel (num_channels)")
+    if len(channel_delays) != channel_count:
+        raise config.error(
+            "delay_pattern", channel_delays, f"{channel_count} numbers, one for each channel (num_channels)"
+        )
     encoder, decoder = _stack(encoder_config), _stack(decoder_config)
     cross_width = decoder_config.integer("cross_hidden_size")
     if cross_width != hidden_size:
@@ -31,7 +33,7 @@ def _read_dia(config: Config) -> Table:
         "head_dim": decoder_config.integer("cross_head_dim"),
     }
     model_fields = {
-        "vocab_size": channels * decoder_config.integer("vocab_size"),
+        "vocab_size": channel_count * decoder_config.integer("vocab_size"),
         "hidden_size": decoder_config.integer("hidden_size"),
         "tie_word_embeddings": False,
         "max_position_embeddings": decoder_config.integer("max_position_embeddings"),
@@ -40,8 +42,8 @@ def _read_dia(config: Config) -> Table:
         "head": head_table(config),
     }
     config.notes.append(
-        f"num_channels: vocab_size is that of {channels} channels; the embeddings of {channels} tokens at each "
-        "position are not counted in memory before their sum"
+        f"num_channels: vocab_size is that of {channel_count} channels; the embeddings of {channel_count} tokens at "
+        "each position are not counted in memory before their sum"
     )
     for stack_config in (encoder_config, decoder_config):
         stack_config.finish(frozenset(stack_config.defaults), config)

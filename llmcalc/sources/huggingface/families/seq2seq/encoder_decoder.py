@@ -42,12 +42,12 @@ def _read_encoder_decoder(config: Config) -> Table:
         )
     del block["idle_cross_attention"]
     hidden_size, source_width = decoder["hidden_size"], encoder["hidden_size"]
-    stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
+    stack_fields = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
     if "pooler" in encoder:
-        stack["pooler"] = encoder["pooler"]
+        stack_fields["pooler"] = encoder["pooler"]
     if source_width != hidden_size and config_sections["decoder"].get("cross_attention_hidden_size") is None:
-        stack["output_size"] = hidden_size
-    return {**decoder, "encoder": stack}
+        stack_fields["output_size"] = hidden_size
+    return {**decoder, "encoder": stack_fields}
 
 
 def model_type_of(config: Config, section_name: str, section_fields: Mapping[str, Any]) -> str:

@@ -20,8 +20,8 @@ def _read_canary(config: Config) -> Table:
         raise section_config.field_error("vocab_size", f"{config.get('vocab_size')}, as in the config")
     encoder_defaults = CANARY_ENCODER_DEFAULTS if config.get("encoder_config") is None else PARAKEET_DEFAULTS
     encoder, decoder = _conformer_encoder(config, encoder_defaults), _decoder(section_config, {"type": "sinusoidal"})
-    hidden_size, heads = section_config.integer("hidden_size"), section_config.integer("num_attention_heads")
-    section_config.quotient("num_attention_heads", hidden_size, heads)
+    hidden_size, head_count = section_config.integer("hidden_size"), section_config.integer("num_attention_heads")
+    section_config.quotient("num_attention_heads", hidden_size, head_count)
     if encoder["hidden_size"] != hidden_size:
         raise config.error(
             "encoder_config", encoder["hidden_size"], f"a hidden_size of {hidden_size}, which the decoder's layers read"
@@ -39,7 +39,7 @@ def _read_cohere_asr(config: Config) -> Table:
 
 
 def _require_sizes_of_nemo(config: Config) -> None:
-    """Raises `InputError` if NeMo's config sections, which the class ignores, state other sizes than it reads."""
+    """Raises `InputError` if sizes in NeMo's config sections differ from the sizes that the class uses."""
     encoder_config = _config_section(config, "encoder_config", "parakeet_encoder", COHERE_ENCODER_DEFAULTS)
     decoder_section = config.section("transf_decoder").section("config_dict")
     for section_config, class_config, class_fields in (
@@ -77,15 +77,15 @@ def _speech_model(config: Config, decoder_config: Config, encoder: Table, decode
     }
 
 
-def _decoder(decoder_config: Config, position: Table) -> Table:
-    mixer, norm = plain_attention(decoder_config), layernorm()
+def _decoder(decoder_config: Config, position_encoding: Table) -> Table:
+    attention_table, norm = plain_attention(decoder_config), layernorm()
     feed_forward = mlp(decoder_config.integer("intermediate_size"), decoder_config.choice(ACTIVATIONS, "hidden_act"))
-    block = layer_table(mixer, feed_forward, norm, cross_attention=mixer)
+    block = layer_table(attention_table, feed_forward, norm, cross_attention=attention_table)
     depth = decoder_config.integer("num_hidden_layers")
     return {
         "num_hidden_layers": depth,
         "block": block,
-        "position": position,
+        "position": position_encoding,
         "embedding_norm": norm,
         "final_norm": norm,
     }
@@ -102,18 +102,18 @@ def _conformer_encoder(config: Config, section_defaults: Table) -> Table:
 def parakeet_encoder(section_config: Config) -> Table:
     """Returns the FastConformer encoder that a config section describes."""
     hidden_size = section_config.integer("hidden_size")
-    heads = section_config.integer("num_attention_heads")
+    head_count = section_config.integer("num_attention_heads")
     norm = layernorm()
     has_bias, head_dim = section_config.flag("attention_bias"), section_config.optional_integer("head_dim")
     kernel_size = section_config.integer("conv_kernel_size")
     activation = section_config.choice(ACTIVATIONS, "hidden_act")
     if kernel_size % 2 == 0:
         raise section_config.error("conv_kernel_size", kernel_size, "an odd number")
-    section_config.require_if_present("num_key_value_heads", heads)
+    section_config.require_if_present("num_key_value_heads", head_count)
     attention = {
         "type": "relative",
-        "num_attention_heads": heads,
-        "head_dim": section_config.quotient("num_attention_heads", hidden_size, heads)
+        "num_attention_heads": head_count,
+        "head_dim": section_config.quotient("num_attention_heads", hidden_size, head_count)
         if head_dim is None
         else head_dim,
         "bias": has_bias,

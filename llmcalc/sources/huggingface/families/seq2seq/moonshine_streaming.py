@@ -45,18 +45,18 @@ def _read_moonshine_streaming(config: Config) -> Table:
     if is_json_integer(config.get("pad_head_dim_to_multiple_of")):
         config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
     hidden_size = config.integer("hidden_size")
-    heads = config.integer("num_attention_heads")
+    head_count = config.integer("num_attention_heads")
     norm = layernorm(1e-5, bias=False)
-    kv_heads, head_dim = config.optional_integer("num_key_value_heads"), config.optional_integer("head_dim")
-    if kv_heads not in (None, heads):
+    kv_head_count, head_dim = config.optional_integer("num_key_value_heads"), config.optional_integer("head_dim")
+    if kv_head_count not in (None, head_count):
         raise config.error(
-            "num_key_value_heads", kv_heads, f"{heads}: the class splits queries into as many heads as keys"
+            "num_key_value_heads", kv_head_count, f"{head_count}: the class splits queries into as many heads as keys"
         )
-    mixer: Table = {"num_attention_heads": heads, **attention_biases(config, QKV_BIASES)}
+    attention_table: Table = {"num_attention_heads": head_count, **attention_biases(config, QKV_BIASES)}
     if head_dim is None:
-        config.quotient("num_attention_heads", hidden_size, heads)
+        config.quotient("num_attention_heads", hidden_size, head_count)
     else:
-        mixer["head_dim"] = head_dim
+        attention_table["head_dim"] = head_dim
     rotary_fraction = 1.0 if config.has("rope_parameters") else 0.8
     ffn = {
         "intermediate_size": config.integer("intermediate_size"),
@@ -64,7 +64,9 @@ def _read_moonshine_streaming(config: Config) -> Table:
         "gated": True,
         **biases(True, "gate_bias", "up_bias", "down_bias"),
     }
-    block = layer_table({**mixer, "position": rope(config, rotary_fraction)}, ffn, norm, cross_attention=mixer)
+    block = layer_table(
+        {**attention_table, "position": rope(config, rotary_fraction)}, ffn, norm, cross_attention=attention_table
+    )
     decoder = {"num_hidden_layers": config.integer("num_hidden_layers"), "block": block, "final_norm": norm}
     return {
         "vocab_size": config.integer("vocab_size"),
@@ -82,7 +84,7 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
     encoder_fields = {} if config.get("encoder_config") is None else config.table("encoder_config")
     encoder_config = Config(encoder_fields, ENCODER_DEFAULTS, "moonshine_streaming_encoder", location="encoder_config.")
     encoder_config.integer("num_key_value_heads")
-    mixer, hidden_size = plain_attention(encoder_config), encoder_config.integer("hidden_size")
+    attention_table, hidden_size = plain_attention(encoder_config), encoder_config.integer("hidden_size")
     frame_size = round(encoder_config.integer("sample_rate") * encoder_config.number("frame_ms") / 1000)
     if frame_size < 1:
         raise encoder_config.field_error("frame_ms", "a frame of at least one sample")
@@ -93,7 +95,7 @@ def _streaming_encoder(config: Config, decoder_width: int) -> Table:
     encoder: Table = {
         "num_hidden_layers": encoder_config.integer("num_hidden_layers"),
         "stem": {"type": "frames", "frame_size": frame_size},
-        "block": layer_table(mixer, feed_forward, norm),
+        "block": layer_table(attention_table, feed_forward, norm),
         "final_norm": norm,
         "output_positions": {"type": "learned", "max_position_embeddings": config.integer("max_position_embeddings")},
     }

@@ -32,12 +32,12 @@ def _read_musicgen(config: Config) -> Table:
         raise config.error("text_encoder", text_model_type, "the config of a text encoder, such as T5's")
     del model_fields["decoder"]["block"]["idle_cross_attention"]
     source_width = encoder["hidden_size"]
-    stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
+    stack_fields = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source_width}
     if source_width != model_fields["hidden_size"] and decoder_section.get("cross_attention_hidden_size") is None:
-        stack["output_size"] = model_fields["hidden_size"]
+        stack_fields["output_size"] = model_fields["hidden_size"]
     config.fields_read.add("audio_encoder")
     config.notes.append("its encoder is not counted: audio_encoder: the codec that turns audio into tokens and back")
-    return {**model_fields, "encoder": stack}
+    return {**model_fields, "encoder": stack_fields}
 
 
 def _read_musicgen_decoder(config: Config) -> Table:
@@ -51,12 +51,16 @@ def _read_musicgen_decoder(config: Config) -> Table:
 
 def _read_melody_decoder(config: Config) -> Table:
     """Reads a decoder whose embedding has, for each codebook, all tokens and a padding token."""
-    norm, heads, codebook_count = layernorm(), config.integer("num_attention_heads"), config.integer("num_codebooks")
-    config.quotient("num_attention_heads", config.integer("hidden_size"), heads)
+    norm, head_count, codebook_count = (
+        layernorm(),
+        config.integer("num_attention_heads"),
+        config.integer("num_codebooks"),
+    )
+    config.quotient("num_attention_heads", config.integer("hidden_size"), head_count)
     ffn = mlp(config.integer("ffn_dim"), config.choice(ACTIVATIONS, "activation_function"), bias=False)
     model_fields = decoder(
         config,
-        layer_table({"num_attention_heads": heads}, ffn, norm),
+        layer_table({"num_attention_heads": head_count}, ffn, norm),
         norm,
         stack={"position": {"type": "sinusoidal"}},
         tie_word_embeddings=False,  # its class ties nothing

@@ -22,8 +22,8 @@ def _read_pegasus_x(config: Config) -> Table:
     has_staggered_blocks, encoder = config.flag("stagger_local_blocks"), model_fields["encoder"]
     if has_staggered_blocks and block_fields["block_size"] % 2:
         raise config.error("block_size", block_fields["block_size"], "an even number, or stagger_local_blocks = false")
-    heads = encoder["block"]["attention"]["num_attention_heads"]
-    attention = {"type": "global_local", "num_attention_heads": heads, **block_fields}
+    head_count = encoder["block"]["attention"]["num_attention_heads"]
+    attention = {"type": "global_local", "num_attention_heads": head_count, **block_fields}
     encoder["block"] |= {"type": "global_local", "attention": attention}
     encoder["streams"] = {"type": "global_tokens", **block_fields}
     depth = encoder["num_hidden_layers"]

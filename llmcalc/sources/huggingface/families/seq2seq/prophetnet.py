@@ -1,4 +1,4 @@
-"""ProphetNet: an encoder-decoder whose decoder predicts several next tokens, each in a stream of its own.
+"""ProphetNet: an encoder-decoder whose decoder predicts several next tokens, each in a separate stream.
 
 Qi et al. 2020 (arXiv:2001.04063). transformers: models/prophetnet.
 """
@@ -58,12 +58,12 @@ def _read_prophetnet(config: Config) -> Table:
 
 def _post_norm_stack(config: Config, stack_name: str) -> Table:
     """Returns the encoder's or the decoder's stack: post-norm layers with biases everywhere."""
-    hidden_size, heads = config.integer("hidden_size"), config.integer(f"num_{stack_name}_attention_heads")
-    config.quotient(f"num_{stack_name}_attention_heads", hidden_size, heads)
-    attention: Table = {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)}
+    hidden_size, head_count = config.integer("hidden_size"), config.integer(f"num_{stack_name}_attention_heads")
+    config.quotient(f"num_{stack_name}_attention_heads", hidden_size, head_count)
+    attention: Table = {"num_attention_heads": head_count, **biases(True, *QKVO_BIASES)}
     activation = config.choice(ACTIVATIONS, "activation_function")
     block: Table = layer_table(attention, mlp(config.integer(f"{stack_name}_ffn_dim"), activation), layernorm(), "post")
-    stack: Table = {
+    stack_fields: Table = {
         "num_hidden_layers": config.integer(f"num_{stack_name}_layers"),
         "block": block,
         "position": _learned_positions(config, 0 if stack_name == "encoder" else 1),
@@ -73,13 +73,13 @@ def _post_norm_stack(config: Config, stack_name: str) -> Table:
         ngram_length = config.integer("ngram")
         block["attention"] = {
             "type": "ngram",
-            "num_attention_heads": heads,
+            "num_attention_heads": head_count,
             "ngram": ngram_length,
             **config.integer_fields("num_buckets", "relative_max_distance"),
         }
         block["cross_attention"] = attention
-        stack["streams"] = {"type": "predict_streams", "ngram": ngram_length}
-    return stack
+        stack_fields["streams"] = {"type": "predict_streams", "ngram": ngram_length}
+    return stack_fields
 
 
 def _learned_positions(config: Config, extra_rows: int) -> Table:
@@ -93,9 +93,9 @@ def _learned_positions(config: Config, extra_rows: int) -> Table:
     return {"type": "learned", "max_position_embeddings": position_rows - position_offset, "offset": position_offset}
 
 
-def _decoder_positions(config_values: ConfigValues) -> Any:
+def _decoder_positions(model_values: ConfigValues) -> Any:
     """Returns the decoder's learned positions."""
-    return config_values.main_stack.position
+    return model_values.main_stack.position
 
 
 FIELD_WRITERS: FieldWriters = {

@@ -26,7 +26,7 @@ def _read_seamless(config: Config) -> Table:
         raise config.error("architectures", class_name, "a class with a text encoder and a text decoder")
     if not class_name.endswith("ForTextToText"):
         config.notes += [f"{field_name}: {part_title} is not counted" for field_name, part_title in OTHER_PARTS.items()]
-    is_tied, position, norm = config.flag("tie_word_embeddings"), {"type": "sinusoidal"}, layernorm()
+    is_tied, position_encoding, norm = config.flag("tie_word_embeddings"), {"type": "sinusoidal"}, layernorm()
     model_fields: Table = {
         **config.integer_fields("vocab_size", "hidden_size"),
         "tie_word_embeddings": is_tied,
@@ -34,13 +34,13 @@ def _read_seamless(config: Config) -> Table:
         "head": head_table(config),
     }
     for stack_name in ("encoder", "decoder"):
-        heads = config.integer(f"{stack_name}_attention_heads")
-        config.quotient(f"{stack_name}_attention_heads", model_fields["hidden_size"], heads)
-        mixer = {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)}
+        head_count = config.integer(f"{stack_name}_attention_heads")
+        config.quotient(f"{stack_name}_attention_heads", model_fields["hidden_size"], head_count)
+        attention_table = {"num_attention_heads": head_count, **biases(True, *QKVO_BIASES)}
         feed_forward = mlp(config.integer(f"{stack_name}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
         block = {
-            "attention": mixer,
-            **({"cross_attention": mixer} if stack_name == "decoder" else {}),
+            "attention": attention_table,
+            **({"cross_attention": attention_table} if stack_name == "decoder" else {}),
             "feed_forward": feed_forward,
             "norm": norm,
             "norm_placement": "pre",
@@ -48,7 +48,7 @@ def _read_seamless(config: Config) -> Table:
         depth = config.integer(f"{stack_name}_layers")
         model_fields[stack_name] = {
             "num_hidden_layers": depth,
-            "position": position,
+            "position": position_encoding,
             "block": block,
             "final_norm": norm,
         }

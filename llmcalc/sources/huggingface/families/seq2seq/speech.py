@@ -29,13 +29,13 @@ def _read_speech_to_text(config: Config) -> Table:
     kernel_sizes, convolution_count = config.integers("conv_kernel_sizes"), config.integer("num_conv_layers")
     if len(kernel_sizes) != convolution_count or any(kernel_size % 2 == 0 for kernel_size in kernel_sizes):
         raise config.error("conv_kernel_sizes", kernel_sizes, f"num_conv_layers ({convolution_count}) odd numbers")
-    channels = config.integer("conv_channels")
-    if channels % 2:
-        raise config.error("conv_channels", channels, "an even number")
+    channel_count = config.integer("conv_channels")
+    if channel_count % 2:
+        raise config.error("conv_channels", channel_count, "an even number")
     stem_table = {
         "type": "subsampling",
         "num_mel_bins": config.integer("input_feat_per_channel") * config.integer("input_channels"),
-        "conv_channels": channels,
+        "conv_channels": channel_count,
         "conv_kernel_sizes": kernel_sizes,
     }
     config.fields_read.add("max_source_positions")
@@ -78,16 +78,16 @@ def _read_moonshine(config: Config) -> Table:
 
 def _attention_of_stack(config: Config, stack_name: str, hidden_size: int) -> Table:
     """Returns the attention of a stack, with as many key/value heads as query heads."""
-    heads = config.integer(f"{stack_name}_num_attention_heads")
-    kv_heads = config.optional_integer(f"{stack_name}_num_key_value_heads")
-    if kv_heads not in (None, heads):
+    head_count = config.integer(f"{stack_name}_num_attention_heads")
+    kv_head_count = config.optional_integer(f"{stack_name}_num_key_value_heads")
+    if kv_head_count not in (None, head_count):
         raise config.error(
             f"{stack_name}_num_key_value_heads",
-            kv_heads,
-            f"{heads}: the class splits queries into as many heads as keys",
+            kv_head_count,
+            f"{head_count}: the class splits queries into as many heads as keys",
         )
-    config.quotient(f"{stack_name}_num_attention_heads", hidden_size, heads)
-    return {"num_attention_heads": heads, **attention_biases(config, QKV_BIASES)}
+    config.quotient(f"{stack_name}_num_attention_heads", hidden_size, head_count)
+    return {"num_attention_heads": head_count, **attention_biases(config, QKV_BIASES)}
 
 
 FAMILIES = {

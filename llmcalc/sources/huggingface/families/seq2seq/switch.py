@@ -42,14 +42,15 @@ def _read_switch(config: Config) -> Table:
     }.items():
         if stack_name in model_fields:
             expert_flags = [
-                _has_experts(index, expert_interval) for index in range(model_fields[stack_name]["num_hidden_layers"])
+                _has_experts(layer_index, expert_interval)
+                for layer_index in range(model_fields[stack_name]["num_hidden_layers"])
             ]
             model_fields[stack_name] |= _sparse_stack(expert_flags, experts)
     return model_fields
 
 
 def _router(config: Config) -> Table:
-    """Returns a router that computes in its own number format (default float32), from cast inputs."""
+    """Returns a router that computes in `router_dtype` (default float32)."""
     dtype = config.choice({"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}, "router_dtype")
     return {**biases(config.flag("router_bias"), "bias"), **biases(dtype == "float32", "float32_product")}
 
@@ -96,20 +97,24 @@ EXPERT_FIELDS = field_names("""
     """)
 
 
-def _expert_layers(config_values: ConfigValues, stack_name: str) -> list[int]:
+def _expert_layers(model_values: ConfigValues, stack_name: str) -> list[int]:
     """Returns the indices of the encoder's or decoder's layers that have experts."""
-    stack = require_present(getattr(config_values.spec, stack_name))
-    return [index for index, name in enumerate(stack.layer_names()) if isinstance(stack.layer(name).feed_forward, MoE)]
+    stack = require_present(getattr(model_values.spec, stack_name))
+    return [
+        layer_index
+        for layer_index, layer_name in enumerate(stack.layer_names())
+        if isinstance(stack.layer(layer_name).feed_forward, MoE)
+    ]
 
 
-def _written_router_dtype(config_values: ConfigValues) -> str:
+def _written_router_dtype(model_values: ConfigValues) -> str:
     """Returns the number format of routers for a config; a spec does not distinguish 16-bit formats."""
-    return "float32" if config_values.find_part(LinearRouter).float32_product else "bfloat16"
+    return "float32" if model_values.find_part(LinearRouter).float32_product else "bfloat16"
 
 
-def _written_expert_interval(config_values: ConfigValues, stack_name: str) -> int:
+def _written_expert_interval(model_values: ConfigValues, stack_name: str) -> int:
     """Returns the interval of layers with experts for a config; 0 without experts."""
-    sparse_layers = _expert_layers(config_values, stack_name)
+    sparse_layers = _expert_layers(model_values, stack_name)
     return sparse_layers[0] + 1 if sparse_layers else 0
 
 

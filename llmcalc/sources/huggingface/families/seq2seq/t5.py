@@ -32,9 +32,9 @@ def _read_t5(config: Config) -> Table:
                 patch_size,
                 "no such field: patches of a time series are not supported, only Chronos's tokens are",
             )
-    stack = shared_position_bias(config)
-    stack["relative_bias"]["bias_in_sdpa"] = True
-    return t5_model(config, t5_block(config), stack)
+    stack_fields = shared_position_bias(config)
+    stack_fields["relative_bias"]["bias_in_sdpa"] = True
+    return t5_model(config, t5_block(config), stack_fields)
 
 
 def _read_umt5(config: Config) -> Table:
@@ -52,8 +52,8 @@ def _read_longt5(config: Config) -> Table:
     """Reads LongT5: T5's decoder, and a local-attention encoder, which has a second position bias for block sums."""
     block = t5_block(config)
     has_block_sums = config.choice({"local": False, "transient-global": True}, "encoder_attention_type")
-    heads = {name: value for name, value in block["attention"].items() if name != "float32_softmax"}
-    local_attention = {"type": "local", **heads, "local_radius": config.integer("local_radius")}
+    head_fields = {name: value for name, value in block["attention"].items() if name != "float32_softmax"}
+    local_attention = {"type": "local", **head_fields, "local_radius": config.integer("local_radius")}
     local_attention |= (
         {"global_block_size": config.integer("global_block_size"), "global_norm": block["norm"]}
         if has_block_sums
@@ -78,10 +78,10 @@ def _read_pop2piano(config: Config) -> Table:
     return {**model_fields, "tie_word_embeddings": False}
 
 
-def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | None = None) -> Table:
+def t5_model(config: Config, block: Table, stack_fields: Table, decoder_block: Table | None = None) -> Table:
     """Returns the tables of T5's encoder and decoder, or only the encoder's for an encoder-only class.
 
-    stack: fields of both stacks.
+    stack_fields: fields of both stacks.
     """
     layer_count, norm = config.integer("num_hidden_layers"), rmsnorm(config.number("layer_norm_epsilon"), scales_x=True)
     decoder_layer_count = decoder_depth(config)
@@ -102,7 +102,7 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
         )
     if config.optional_integer("n_positions") is not None:
         model_fields["max_position_embeddings"] = config.integer("n_positions")
-    model_fields["encoder"] = {"num_hidden_layers": layer_count, "block": block, "final_norm": norm, **stack}
+    model_fields["encoder"] = {"num_hidden_layers": layer_count, "block": block, "final_norm": norm, **stack_fields}
     class_name = class_name_of_config(config)
     if class_name.endswith(("EncoderModel", "ForTokenClassification")):
         if config.get("is_decoder"):
@@ -113,9 +113,14 @@ def t5_model(config: Config, block: Table, stack: Table, decoder_block: Table | 
             )
         return {**model_fields, "head": head_table(config)}
     decoder = {**(decoder_block or block), "cross_attention": _t5_attention(config)}
-    model_fields["decoder"] = {"num_hidden_layers": decoder_layer_count, "block": decoder, "final_norm": norm, **stack}
-    head = head_table(config, None, {"transform": {"hidden_act": "tanh", "norm": None}}, class_count(config))
-    return {**model_fields, "head": head}
+    model_fields["decoder"] = {
+        "num_hidden_layers": decoder_layer_count,
+        "block": decoder,
+        "final_norm": norm,
+        **stack_fields,
+    }
+    head_fields = head_table(config, None, {"transform": {"hidden_act": "tanh", "norm": None}}, class_count(config))
+    return {**model_fields, "head": head_fields}
 
 
 def decoder_depth(config: Config) -> int:

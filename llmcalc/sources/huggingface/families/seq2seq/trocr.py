@@ -28,19 +28,19 @@ from .bart import IGNORED_FIELDS
 
 
 def _read_trocr(config: Config) -> Table:
-    heads, norm = config.integer("num_attention_heads"), layernorm()
-    config.quotient("decoder_attention_heads", config.integer("hidden_size"), heads)
-    mixer = {"num_attention_heads": heads, **biases(True, *QKVO_BIASES)}
-    stack: Table = {"position": {"type": "sinusoidal"}}
+    head_count, norm = config.integer("num_attention_heads"), layernorm()
+    config.quotient("decoder_attention_heads", config.integer("hidden_size"), head_count)
+    attention_table = {"num_attention_heads": head_count, **biases(True, *QKVO_BIASES)}
+    stack_fields: Table = {"position": {"type": "sinusoidal"}}
     if config.flag("use_learned_position_embeddings"):
-        stack = {"position": learned_positions(config, 2)}
+        stack_fields = {"position": learned_positions(config, 2)}
     if config.flag("layernorm_embedding"):
-        stack["embedding_norm"] = norm
+        stack_fields["embedding_norm"] = norm
     ffn = mlp(config.integer("decoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     source_size = config.optional_integer("cross_attention_hidden_size")
     block = {
-        "attention": mixer,
-        "cross_attention": mixer,
+        "attention": attention_table,
+        "cross_attention": attention_table,
         "idle_cross_attention": True,
         **({} if source_size in (None, config.integer("hidden_size")) else {"idle_source_size": source_size}),
         "feed_forward": ffn,
@@ -48,22 +48,24 @@ def _read_trocr(config: Config) -> Table:
         "norm_placement": "post",
     }
     config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
-    return decoder(config, block, None, stack=stack)
+    return decoder(config, block, None, stack=stack_fields)
 
 
 def _read_pix2struct_text_model(config: Config) -> Table:
     config.require("is_decoder", True)
-    heads, norm = config.integer("num_attention_heads"), rmsnorm(config.number("layer_norm_epsilon"))
-    if config.integer("d_kv") * heads != config.integer("hidden_size"):
+    head_count, norm = config.integer("num_attention_heads"), rmsnorm(config.number("layer_norm_epsilon"))
+    if config.integer("d_kv") * head_count != config.integer("hidden_size"):
         raise config.error("d_kv", config.integer("d_kv"), "hidden_size / num_heads, for the class divides it so")
     activation = config.choice(ACTIVATIONS, "dense_act_fn")
     ffn = {"intermediate_size": config.integer("d_ff"), "hidden_act": activation, "gated": True}
     relative_bias = {
-        "num_attention_heads": heads,
+        "num_attention_heads": head_count,
         **config.integer_fields("relative_attention_num_buckets", "relative_attention_max_distance"),
     }
-    attention = {"num_attention_heads": heads}
-    block = layer_table(attention, ffn, norm, cross_attention={"num_attention_heads": heads}, idle_cross_attention=True)
+    attention = {"num_attention_heads": head_count}
+    block = layer_table(
+        attention, ffn, norm, cross_attention={"num_attention_heads": head_count}, idle_cross_attention=True
+    )
     config.notes.append(IDLE_CROSS_ATTENTION_NOTE)
     return decoder(config, block, norm, stack={"relative_bias": relative_bias})
 

@@ -50,14 +50,14 @@ def _read_udop(config: Config) -> Table:
         [first_bucket, *other_buckets] if is_bare_class else other_buckets
     )  # the bare class keeps the first layer's bias beside its table
     config.notes.append("patch_size: the projection of the page's image to patches is not counted, nor its products")
-    stack = {"relative_bias": {**relative_bias, "other_buckets": page_buckets}}
-    model_fields = t5_model(config, t5_block(config), stack)
+    stack_fields = {"relative_bias": {**relative_bias, "other_buckets": page_buckets}}
+    model_fields = t5_model(config, t5_block(config), stack_fields)
     model_fields["encoder"]["token_types"] = {"other_vocab_sizes": [config.integer("max_2d_position_embeddings")] * 2}
     return {**model_fields, "tie_word_embeddings": True}  # whatever the config says
 
 
 def _bias_buckets(config: Config) -> list[int]:
-    """Returns the bucket counts of the tables in `relative_bias_args`, that of distances in the text first.
+    """Returns the bucket counts of the tables in `relative_bias_args`; text distances come first.
 
     By default there are three, of DEFAULT_BUCKETS buckets each.
     """
@@ -81,8 +81,8 @@ def _bias_buckets(config: Config) -> list[int]:
     return bucket_counts
 
 
-def _relative_bias_fields(config_values: ConfigValues) -> list[dict[str, Any]]:
-    relative_bias = require_present(config_values.first_stack.relative_bias)
+def _relative_bias_fields(model_values: ConfigValues) -> list[dict[str, Any]]:
+    relative_bias = require_present(model_values.first_stack.relative_bias)
     bucket_counts = (relative_bias.relative_attention_num_buckets, *relative_bias.other_buckets)
     bias_kinds = (*BIAS_DISTANCES, *["vertical"] * len(bucket_counts))
     return [
