@@ -441,5 +441,5 @@ def test_fit_on_one_device_counts_the_framework_of_memory(run: Any) -> None:
 def test_separate_computers_without_a_link_have_replicas_alone() -> None:
     """Two boards, or two Macs on each of which the model fits; MLX divides a larger model among Macs."""
     for hardware in ("raspberry-pi-5", "m4-max"):
-        document = command("fit", "llama3.2:1b", "--hardware", hardware, "--devices", "2", "--format", "json").document
+        document = command("fit", "llama3.1:8b", "--hardware", hardware, "--devices", "2", "--format", "json").document
         assert [option["layout"]["dp"] for option in document["layouts"]] == [2], hardware
