@@ -41,7 +41,7 @@ def sample_of(kinds: list[str]) -> list[tuple[str, dict[str, Any]]]:
     at other values.
     """
     shapes = [(kind, config) for kind in kinds for config in configs_of(kind)]
-    return with_other_causes(shapes, lambda shape: fields_asked(shape[1]))
+    return with_other_causes(shapes, lambda shape: {*fields_asked(shape[1]), *shape[1]})
 
 
 @pytest.mark.parametrize("share", range(SHARES))

@@ -143,6 +143,7 @@ MORE: Mapping[str, More] = {
     ),
 }
 WITHOUT_CACHE = {"openai-gpt": "its class keeps no cache"}
+EXCEPTIONS = frozenset({*WITHOUT_CACHE, *(kind for one in MORE.values() for kind in one.families.split())})
 TAKES_ALL_IDS = frozenset({"cpmant"})
 """Model types whose class takes the ids of the cached tokens again, and computes the new ones."""
 READS_VALUES = frozenset({"granite4_vision_text", "granite_docling_text"})
@@ -195,11 +196,6 @@ def _kinds(spec: ModelSpec) -> set[Any]:
     return {(type(op), *(limit for limit in LIMITS if getattr(op, limit, None) is not None)) for op in ops}
 
 
-def exceptions_of(family: str) -> set[str]:
-    """The keys of `MORE` that list a family; its own name if its class keeps no cache."""
-    return {key for key, one in MORE.items() if family in one.families.split()} | ({family} & WITHOUT_CACHE.keys())
-
-
 @cache
 def decoders(file: str) -> tuple[tuple[str, dict[str, Any], ModelSpec], ...]:
     """Returns (its name, a config, its spec) of every shape of a file that decodes."""
@@ -215,22 +211,20 @@ def decoders(file: str) -> tuple[tuple[str, dict[str, Any], ModelSpec], ...]:
 
 @cache
 def shapes(file: str, whole: bool = True) -> tuple[tuple[str, dict[str, Any], ModelSpec], ...]:
-    """Returns a decoding shape for each exception of a file's families, and every shape with a kind of op that no
+    """Returns the first decoding shape of each family with an exception, and every shape with a kind of op that no
     earlier shape of any file has.
 
     whole: the first shape of each family, and every shape with a kind of op that no earlier shape of the file has.
     """
     families: set[str] = set()
-    exceptions: set[str] = set()
     known: set[Any] = set() if whole else kinds_before(file)
     chosen = []
     for name, config, spec in decoders(file):
         kinds = _kinds(spec)
         family = config["model_type"]
-        is_first = family not in families and (whole or not exceptions_of(family) <= exceptions)
+        is_first = family not in families and (whole or family in EXCEPTIONS)
         if is_first or not kinds <= known:
             chosen.append((name, config, spec))
-            exceptions |= exceptions_of(family)
         families.add(family)
         known |= kinds
     return tuple(chosen)
@@ -268,7 +262,7 @@ def test_a_decoded_token_costs_what_its_class_does(file: str, whole: bool) -> No
         if family in WITHOUT_CACHE:
             assert not {*CACHE_NAMES} & {*signature(build_class_model(config).forward).parameters}
             continue
-        more = exceptions_of(family)
+        more = {key for key, one in MORE.items() if family in one.families.split()}
         counted = _counted(config, spec, more)
         assert _measured(config, spec) == counted, name
         listed |= {(key, family) for key in more}

@@ -50,8 +50,9 @@ def test_expanded_on_top_of_a_context_costs_what_the_class_does(family: str) -> 
         assert spec.tree().total(forward_flops_of, absorbed) != measured[""]
 
 
-def checks(spec: ModelSpec, module: Any, form: LatentForm, past: int, new: int, phase: Phase) -> Iterator[Check]:
-    """Compares the FLOPs of every node with the reference, for some tokens after others. module: the reference."""
+def checks(spec: ModelSpec, form: LatentForm, past: int, new: int, phase: Phase) -> Iterator[Check]:
+    """Compares the FLOPs of every node with the reference, for some tokens after others."""
+    module: Any = reference(spec, "meta")
     store: dict[Any, Any] = {}
     before, ids = (torch.empty(2, n, dtype=torch.long, device="meta") for n in (past, new))
     module(before, cached_tensors=store)
@@ -67,14 +68,13 @@ def checks(spec: ModelSpec, module: Any, form: LatentForm, past: int, new: int, 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("spec", EXAMPLES)
 def test_both_forms_cost_what_the_reference_runs(spec: ModelSpec, form: LatentForm) -> None:
-    module = reference(spec, "meta")
     for past, new in AFTER:
         if new > 1:
-            found = list(checks(spec, module, form, past, new, "prefill"))
+            found = list(checks(spec, form, past, new, "prefill"))
             assert len(found) > 10
             assert all(check.ok for check in found), (past, new)
         else:
-            assert all(check.ok for check in checks(spec, module, form, past, 1, "decode")), past
+            assert all(check.ok for check in checks(spec, form, past, 1, "decode")), past
 
 
 @pytest.mark.parametrize("form", FORMS)
