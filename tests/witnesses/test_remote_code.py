@@ -28,7 +28,7 @@ from llmcalc.sources.huggingface.description import read_description
 from llmcalc.sources.huggingface.registry import TYPES_BY_FILE, family_of, model_types
 from llmcalc.witnesses.reference import verify_reference
 from llmcalc.workload.inputs import Inputs
-from tests.builders import WITH_CLASSES, kinds_of_parts, parts_of, spec_of
+from tests.builders import WITH_CLASSES, kinds_of_parts, spec_of
 from tests.families.remote_code.kimi_k3 import TEXT as KIMI_K3
 from tests.samples import in_one_test, sampled
 
@@ -43,14 +43,13 @@ SHAPES = {
 }
 
 
-def reader_and_parts(config: dict[str, Any]) -> set[Any]:
-    """The function that reads the family, and the parts of what it describes."""
+def read_and_built(config: dict[str, Any]) -> set[Any]:
+    """The function that reads the family, and the parts whose formulas are compared."""
     return {family_of(config["model_type"]).read_model, *kinds_of_parts(spec_of(config))}
 
 
-@in_one_test
-@pytest.mark.parametrize("config", lambda: sampled(SHAPES, reader_and_parts))
-def test_small_shapes_are_read_without_remarks(config: dict[str, Any]) -> None:
+@pytest.mark.parametrize("config", sampled(SHAPES, read_and_built))
+def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
     reading = read_description(config)
     about_omissions = (
         "not counted", "no vision or audio encoder is described", "its encoder has its class's defaults",
@@ -58,13 +57,6 @@ def test_small_shapes_are_read_without_remarks(config: dict[str, Any]) -> None:
     )  # fmt: skip
     assert [note for note in reading.notes if not any(words in note for words in about_omissions)] == []
     assert reading.unknown_fields == []
-
-
-@pytest.mark.parametrize("config", sampled(SHAPES, lambda config: parts_of(spec_of(config))))
-def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
-    """Of the shapes, a sample in which each part has each of its parts: the reference is built of what was read, so it
-    finds a wrong formula and not a wrong reading, which the published checkpoints below find.
-    """
     verdict = verify_reference(spec_of(config), batch=2)
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured_value) for c in verdict.failures[:8]]
 
