@@ -209,6 +209,9 @@ EXHAUSTIVE: dict[str, str] = {
     "cli/test_examples.py::test_every_example_runs[plot serve phi-4 --hardware l4 --input 4k --output 1k -o s.svg]": (
         "plots/test_time_plots.py; the example of serve"
     ),
+    "witnesses/test_families.py::test_small_shapes_agree_with_the_reference": (
+        "their classes in the same file; contracts/test_parts.py: the references"
+    ),
     "cli/test_examples.py::test_every_example_runs[fit llama3-70b --hardware h100 --devices 4]": (
         "the golden fit-devices"
     ),

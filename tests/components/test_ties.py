@@ -69,14 +69,14 @@ def rules_of(kind: str) -> set[Any]:
 
 
 def deciding(case: tuple[str, bool, bool | None]) -> set[Any]:
-    """What decides: which of two values that differ the class reads. Each rule has every combination, each file both
-    pairs that differ, and each kind of wrapper one of them.
+    """What decides: which of two values that differ the class reads. Each rule has every combination, and each file
+    both pairs that differ.
     """
     kind, outer, inner = case
     family = family_of(kind)
     return {
         (family.tying_source, family.generates_text, outer, inner),
-        *([kind, (FILE_BY_TYPE[kind], outer)] if inner == (not outer) else []),
+        *([(FILE_BY_TYPE[kind], outer)] if inner == (not outer) else []),
     }
 
 

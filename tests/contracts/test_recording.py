@@ -18,8 +18,9 @@ from llmcalc.flow.program import AlternativeBranches, ModuleScope, Step
 from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.symbolic.symbolic_model import letter_of_field
+from tests.builders import fields_of
 from tests.contracts.test_parts import EXAMPLES, around_a_model, decoder
-from tests.samples import in_one_test
+from tests.samples import in_one_test, sampled
 
 
 class Sizes:
@@ -68,7 +69,10 @@ def steps(scope: ModuleScope) -> list[Any]:
 
 
 @in_one_test
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize(
+    "example",
+    lambda: sampled({str(p.id): p.values[0] for p in EXAMPLES}, lambda part: {type(part).__name__, *fields_of(part)}),
+)
 def test_symbols_and_arrays_record_the_program_of_ints(example: Component) -> None:
     spec: ModelSpec = around_a_model(example)
     plain = spec.program()

@@ -35,7 +35,7 @@ from llmcalc.workload.derived_rows import IMAGES, PATCHES
 from llmcalc.workload.inputs import EncoderPass
 from llmcalc.workload.rows import FixedRows
 from llmcalc.workload.workload import Workload
-from tests.builders import fields_of, spec_of
+from tests.builders import parts_of, spec_of
 from tests.components.towers.test_tower_parts import beside
 from tests.components.towers.test_towers import WRAPPED, wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
@@ -114,8 +114,9 @@ def first_of_wrappers() -> dict[str, ModelSpec]:
     return {kind: spec_of(wrapped(kind, shapes[0])) for kind, (_, _, shapes) in WRAPPERS.items()}
 
 
-@pytest.mark.parametrize("spec", sampled(first_of_wrappers(), lambda spec: fields_of(spec.towers)))
+@pytest.mark.parametrize("spec", sampled(first_of_wrappers(), lambda spec: parts_of(spec.towers)))
 def test_symbols_and_arrays_record_the_towers_of_a_wrapper(spec: ModelSpec) -> None:
+    """Each part in each place; the test above has the values of their fields."""
     same_in_symbols_and_arrays(spec)
 
 

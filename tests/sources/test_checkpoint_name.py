@@ -286,11 +286,9 @@ def test_groups_of_32_stand_where_128_divide_no_matrix_and_in_the_checkpoints_of
 
 def unconverted_bytes(model: str, **options: Any) -> int:
     """Returns the bytes of the weights that a checkpoint's format leaves as they are."""
-    return int(
-        llmcalc.memory(model, phase="inference", seq=128, **options).document["memory"]["weights_by_part"][
-            "unconverted"
-        ]
-    )
+    size = llmcalc.memory(model, phase="inference", seq=128, **options).states.quantized_size
+    assert size is not None
+    return int(size.by_part.unconverted)
 
 
 def test_recipes_leave_modules_of_their_model_in_16_bits() -> None:

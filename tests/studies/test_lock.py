@@ -36,7 +36,7 @@ def test_an_entry_has_the_counts(name: str) -> None:
     assert (data["cache"] is None) is (name == "bert-base")
     for scheme in LOCKED_FORMATS:
         if data["weights"][scheme] is not None:
-            weights = llmcalc.memory(name, quantize=scheme, batch=1, seq=16).document["memory"]["by_kind"]["weights"]
+            weights = llmcalc.memory(name, quantize=scheme, batch=1, seq=16).states.weights
             assert data["weights"][scheme] == weights
 
 

@@ -1062,7 +1062,7 @@ def test_stated_micro_batches_say_what_searches_layouts(run: Any) -> None:
 
 
 def test_a_measured_time_outside_the_range_names_the_assumed_phase(run: Any) -> None:
-    words = ("time", "llama3-8b", "--hardware", "h100", "--devices", "64", "--measured", "5s")
+    words = ("time", SMALL, "--hardware", "h100", "--devices", "2", "--measured", "5s")
     remark = "decoding of a token is assumed: a training step has --phase training"
     assert remark in " ".join(run(*words).out.split())
     assert remark not in " ".join(run(*words, "--phase", "decode").out.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -25,7 +26,7 @@ from llmcalc.timing.kernels import Adapters, RankPass
 from llmcalc.timing.work_recorder import rank_work
 from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
-from tests.builders import SOME_PRESETS
+from tests.builders import SOME_PRESETS, parts_of, with_other_causes
 from tests.samples import in_one_test
 
 PASSES = (
@@ -69,10 +70,20 @@ def test_work_equals_the_counts_in_every_phase(name: str) -> None:
         check_counts(model(name), rank_pass)
 
 
-def test_work_of_every_preset_equals_the_counts() -> None:
+def with_other_parts() -> list[str]:
+    """Presets that have every part in each of its places between them."""
+    return with_other_causes(model_names(), lambda name: parts_of(model(name)))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [with_other_parts, pytest.param(model_names, marks=pytest.mark.exhaustive)],
+    ids=["with other parts", "all"],
+)
+def test_work_of_every_preset_equals_the_counts(names: Callable[[], list[str]]) -> None:
     """Each preset in one phase, in turns: all of them in all phases take four times as long."""
     unequal: list[str] = []
-    for i, name in enumerate(model_names()):
+    for i, name in enumerate(names()):
         try:
             check_counts(model(name), PASSES[i % len(PASSES)])
         except AssertionError:

@@ -35,11 +35,13 @@ KINDS = [
     if family_of(kind).read_model is not None and not family_of(kind).source and kind != OF_OTHERS
 ]
 
-SAMPLE = list(with_other_causes(KINDS, lambda kind: [FILE_BY_TYPE[kind]]))
-"""The first model type of each file of families. Fields of the others are compared by test_config_fields.py."""
+SAMPLE = list(with_other_causes(KINDS, lambda kind: [FILE_BY_TYPE[kind].partition(".")[0]]))
+"""The first model type of each lineage. Every field that a lineage reads is compared by test_config_fields.py, and
+every file of families by test_families.py.
+"""
 
 SHARES = {
-    **{f"first of each file, {share}": SAMPLE[share::2] for share in range(2)},
+    "first of each lineage": SAMPLE,
     **{f"all, {share}": KINDS[share::4] for share in range(4)},
 }
 """Model types that a test compares, several so that several processes can run them. Each keeps its own variations

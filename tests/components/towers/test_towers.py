@@ -33,7 +33,7 @@ from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import build_class_model, verify_config
 from llmcalc.workload.inputs import EncoderPass, Inputs
 from llmcalc.workload.run_config import RunConfig
-from tests.builders import fields_of, spec_of
+from tests.builders import fields_of, parts_of, spec_of
 from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 from tests.families import shapes_of
 from tests.samples import in_one_test, sampled, spread
@@ -229,8 +229,9 @@ def wrappers() -> dict[str, ModelSpec]:
     }
 
 
-@pytest.mark.parametrize("spec", sampled(wrappers(), lambda spec: fields_of(spec.towers)))
+@pytest.mark.parametrize("spec", sampled(wrappers(), lambda spec: parts_of(spec.towers)))
 def test_towers_agree_with_the_reference(spec: ModelSpec) -> None:
+    """Each part in each place; test_tower_parts.py compares the values of their fields."""
     verdict = verify_reference(spec, batch=2)
     assert verdict.ok, verdict.failures[:8]
     compared = {check.node for check in verdict.checks if check.quantity == "parameters"}

@@ -39,9 +39,10 @@ def test_adapters_have_the_format_of_the_weights_and_stand_where_the_wildcard_sa
         "lora_dtype": "bf16",
     }
     assert expected.items() <= launch.settings.items()
-    answer = llmcalc.memory(launch=FILE)
+    small = "qwen2.5-0.5b?num_hidden_layers=2&vocab_size=1000"
+    answer = llmcalc.memory(small, launch=FILE)
     named_targets_answer = llmcalc.memory(
-        launch=FILE, lora_targets="q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+        small, launch=FILE, lora_targets="q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
     )
     assert answer.document["memory"] == named_targets_answer.document["memory"]
 

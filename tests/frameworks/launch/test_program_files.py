@@ -1395,7 +1395,7 @@ def unsloth_notebook(name: str, rank: int, batch: int = 2, tokens: int = 2048, m
 
 
 UNSLOTH_PEAKS = [
-    (unsloth_notebook("unsloth/Meta-Llama-3.1-8B", 16), 7.922, 0.03),
+    pytest.param(unsloth_notebook("unsloth/Meta-Llama-3.1-8B", 16), 7.922, 0.03, marks=pytest.mark.exhaustive),
     pytest.param(unsloth_notebook("unsloth/Qwen3-14B", 32), 14.066, 0.08, marks=pytest.mark.exhaustive),
     pytest.param(unsloth_notebook("unsloth/gemma-2-9b", 16), 9.383, 0.06, marks=pytest.mark.exhaustive),
     (unsloth_notebook("unsloth/mistral-7b-v0.3", 128, more_targets="'embed_tokens', 'lm_head'"), 11.432, 0.02),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -20,9 +21,14 @@ QUANTITIES = {"allocated": "peak_bytes", "reserved": "reserved_bytes", "required
 """What a source reports → the key of the answer."""
 
 
+SET_VARIABLE = re.compile(r"\w+=")
+"""The beginning of a word before a command that sets a variable of its environment."""
+
+
 def settings(row: dict[str, Any]) -> list[str]:
     """What a row alone may test: its program, the kind of its settings and what was measured."""
-    names = sorted(row.get("options", {})) or [Path(row.get("command", "").split(" ")[0]).name]
+    programs = [word for word in row.get("command", "").split() if not SET_VARIABLE.match(word)]
+    names = sorted(row.get("options", {})) or [Path(word).name for word in programs[:1]]
     return [row["quantity"], *names]
 
 
