@@ -219,17 +219,18 @@ def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
     if config.get("adapter") not in ("lora", "qlora"):
         return False
     if any(config.get(kernel) is not None for kernel in ADAPTER_KERNELS):
-        kernels_on = [kernel for kernel in ADAPTER_KERNELS if reader.flag(config, kernel)]
-        if ADAPTER_KERNELS[0] not in kernels_on:
-            if kernels_on:
+        enabled_kernels = [kernel for kernel in ADAPTER_KERNELS if reader.flag(config, kernel)]
+        if ADAPTER_KERNELS[0] not in enabled_kernels:
+            if enabled_kernels:
                 reader.notes.append(
-                    f"{', '.join(kernels_on)} without lora_mlp_kernel: counted and timed as PEFT's, an upper bound"
+                    f"{', '.join(enabled_kernels)} without lora_mlp_kernel: counted and timed as PEFT's, an upper bound"
                 )
             return False
-        kernels_off = [kernel for kernel in ATTENTION_KERNELS if kernel not in kernels_on]
-        if kernels_off:
+        disabled_kernels = [kernel for kernel in ATTENTION_KERNELS if kernel not in enabled_kernels]
+        if disabled_kernels:
             reader.notes.append(
-                f"lora_mlp_kernel without {' and '.join(kernels_off)}: attention is counted as with both, a lower bound"
+                f"lora_mlp_kernel without {' and '.join(disabled_kernels)}: "
+                "attention is counted as with both, a lower bound"
             )
         return True
     is_eight_bit_lora = config["adapter"] == "lora" and config.get("load_in_8bit")
@@ -319,7 +320,9 @@ def _refuse_trained_parameter_patterns(reader: LaunchReader, config: Table) -> N
         raise reader.value_error("unfrozen_parameters", module_patterns, "a list of patterns")
     if not module_patterns:
         return
-    trained_modules = {re.sub(r"[\^$*\\]|\.$", "", str(pattern)).strip(".") for pattern in module_patterns}
+    trained_modules = {
+        re.sub(r"[\^$*\\]|\.$", "", str(module_pattern)).strip(".") for module_pattern in module_patterns
+    }
     if (
         "model.language_model" not in trained_modules
         or not trained_modules <= LANGUAGE_MODEL_MODULES
@@ -352,12 +355,13 @@ def _sixteen_bit_format(reader: LaunchReader, config: Table) -> str | None:
             reader.assumed_defaults["bf16"] = True
             return "bf16"
         bf16_value = False
-    flags = {
-        name: reader.flag({**config, "bf16": bf16_value}, name) for name in ("bf16", "bfloat16", "fp16", "float16")
+    format_flags = {
+        format_name: reader.flag({**config, "bf16": bf16_value}, format_name)
+        for format_name in ("bf16", "bfloat16", "fp16", "float16")
     }
-    if flags["bf16"] or flags["bfloat16"]:
+    if format_flags["bf16"] or format_flags["bfloat16"]:
         return "bf16"
-    return "fp16" if flags["fp16"] or flags["float16"] else None
+    return "fp16" if format_flags["fp16"] or format_flags["float16"] else None
 
 
 def _kernel_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -535,7 +539,11 @@ def _trainer_arguments(config: Table, sixteen_bit_dtype: str | None) -> dict[str
 
     Version 2 of FSDP keeps shards in the format of the weights (monkeypatch/accelerate/fsdp2.py).
     """
-    arguments = {name: config[name] for name in ("deepspeed", "fsdp", "fsdp_config") if config.get(name)}
+    arguments = {
+        framework_argument: config[framework_argument]
+        for framework_argument in ("deepspeed", "fsdp", "fsdp_config")
+        if config.get(framework_argument)
+    }
     fsdp_version = config.get("fsdp_version")
     if isinstance(arguments.get("fsdp_config"), Mapping) and fsdp_version is not None:
         arguments["fsdp_config"] = {**arguments["fsdp_config"], "version": fsdp_version}

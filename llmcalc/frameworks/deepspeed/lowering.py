@@ -86,7 +86,7 @@ class GatheringProfile(EagerKernels):
         if self.coordinator is not None and not self.only_finds_parameters:
             parameter = self.coordinator.parameter_by_tensor_id.get(id(weight))
             if parameter is not None and not any(
-                parameter.module in modules for modules in (self.gathered_modules, *self.modules_by_frame)
+                parameter.module in module_set for module_set in (self.gathered_modules, *self.modules_by_frame)
             ):
                 self.gathered_modules.append(parameter.module)
                 self.coordinator.fetch_module(parameter.module)
@@ -129,8 +129,8 @@ class GatheringProfile(EagerKernels):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Computes the loss; releases the output head's parameters if the loss multiplies by them."""
         loss = super().loss(logits, labels)
-        modules, self.loss_modules = getattr(self, "loss_modules", []), []
-        for module in modules:
+        loss_modules, self.loss_modules = getattr(self, "loss_modules", []), []
+        for module in loss_modules:
             assert self.coordinator is not None
             self.coordinator.external_parameter_modules.add(module)
             if loss.node is not None:

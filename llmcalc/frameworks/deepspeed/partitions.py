@@ -35,7 +35,7 @@ def weight_element_count(weight: Tensor) -> int:
 
 def round_robin_order(parameters: Sequence[ParameterType], rank_count: int) -> list[ParameterType]:
     """Returns parameters in the order of DeepSpeed's round-robin assignment to ranks (`_round_robin_reorder`)."""
-    return [parameter for rank in range(rank_count) for parameter in parameters[rank::rank_count]]
+    return [parameter for first_index in range(rank_count) for parameter in parameters[first_index::rank_count]]
 
 
 def aligned_offsets(element_counts: Sequence[int], element_bytes: int, is_aligned: bool) -> tuple[list[int], int]:
@@ -77,9 +77,9 @@ def sort_in_module_order(parameter_paths: Sequence[ModulePath]) -> list[ModulePa
     """
     layer_positions: dict[ModulePath, int] = {}
     module_positions: dict[ModulePath, int] = {}
-    for path in parameter_paths:
-        layer_positions.setdefault(_layer_path_of(path), len(layer_positions))
-        module_positions.setdefault(module_path_of(path), len(module_positions))
+    for parameter_path in parameter_paths:
+        layer_positions.setdefault(_layer_path_of(parameter_path), len(layer_positions))
+        module_positions.setdefault(module_path_of(parameter_path), len(module_positions))
 
     def position_in_module(tensor_path: ModulePath) -> tuple[int, bool, int, bool]:
         layer_path, module_path = _layer_path_of(tensor_path), module_path_of(tensor_path)

@@ -105,7 +105,11 @@ class DeepSpeedSettings:
         }
         return replace(
             self,
-            **{name: value for name, value in auto_values.items() if getattr(self, name) == "auto"},
+            **{
+                field_name: resolved_value
+                for field_name, resolved_value in auto_values.items()
+                if getattr(self, field_name) == "auto"
+            },
         )
 
     @property

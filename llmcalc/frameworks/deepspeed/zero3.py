@@ -50,7 +50,9 @@ class Stage3Run(ZeroRun):
         """Allocates the rank's shards, their fp32 copies, gradients, and the buffer of the gradient bucket."""
         coordinator, memory_meter, element_bytes = self.coordinator, self.meter, self.dtype.bytes
         parameters_by_path = {parameter.path: parameter for parameter in coordinator.parameters}
-        coordinator.parameters = [parameters_by_path[path] for path in sort_in_module_order(list(parameters_by_path))]
+        coordinator.parameters = [
+            parameters_by_path[parameter_path] for parameter_path in sort_in_module_order(list(parameters_by_path))
+        ]
         coordinator.mark_persistent()
         trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.is_leaf]
         frozen_parameters = [parameter for parameter in coordinator.parameters if not parameter.full_param.is_leaf]
@@ -87,7 +89,7 @@ class Stage3Run(ZeroRun):
         The buffer of all parts of trained parameters is always pinned (`_create_param_groups_fp16_flat_cpu_memory`).
         """
         settings, memory_terms = self.settings, list[MemoryTerm]()
-        group_sizes = [sum(parameter.shard_elements for parameter in group) for group in self.sub_groups]
+        group_sizes = [sum(parameter.shard_elements for parameter in sub_group) for sub_group in self.sub_groups]
         if self.has_offloaded_states:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
             partition_bytes = sum(

@@ -112,8 +112,8 @@ class PartitionedRun(ZeroRun):
         }
         self.rank_pieces: dict[int, PartitionPiece] = {
             weight_id: piece
-            for weight_id, pieces in self.pieces_by_weight.items()
-            for piece in pieces
+            for weight_id, weight_pieces in self.pieces_by_weight.items()
+            for piece in weight_pieces
             if piece.rank == self.rank
         }
         self.rank_parameters: list[Tensor] = [weight for weight in ordered_parameters if id(weight) in self.rank_pieces]

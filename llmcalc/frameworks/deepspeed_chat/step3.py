@@ -81,7 +81,7 @@ def read_rollout(reader: LaunchReader, arguments: Table, rank_count: int) -> Rol
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
         "takes to generate answers is not counted"
     )
-    tokens = _sequence_length(reader, arguments)
+    token_count = _sequence_length(reader, arguments)
     actor_stage = read_integer(reader, "--actor_zero_stage", reader.value(arguments, "actor_zero_stage", 0), minimum=0)
     critic_stage = read_integer(
         reader, "--critic_zero_stage", reader.value(arguments, "critic_zero_stage", 0), minimum=0
@@ -101,8 +101,8 @@ def read_rollout(reader: LaunchReader, arguments: Table, rank_count: int) -> Rol
         critic_location="device",
         critic_bytes=_critic_bytes(critic_parameters, critic_stage, rank_count, reader.flag(arguments, "offload")),
         sequence_count=reader.integer(arguments, "per_device_generation_batch_size", 16),
-        tokens_per_sequence=tokens,
-        logit_tokens_per_sequence=tokens,
+        tokens_per_sequence=token_count,
+        logit_tokens_per_sequence=token_count,
         bytes_per_logit=12
         if reader.flag(arguments, "compute_fp32_loss")
         else 6,  # both models' logits, and log-probabilities

@@ -106,7 +106,8 @@ class Flag(NamedTuple):
             return _read_amount(flag_name, flag_value, self.value_kind)
         if self.value_kind == "numbers":
             return tuple(
-                self._check_bounds(_read_number(flag_name, item)) for item in _read_list(flag_name, flag_value)
+                self._check_bounds(_read_number(flag_name, list_item))
+                for list_item in _read_list(flag_name, flag_value)
             )
         if self.value_kind == "table":
             return self._read_keys(_read_table(flag_name, flag_value))
@@ -130,13 +131,17 @@ class Flag(NamedTuple):
 
     def _read_keys(self, flag_table: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns a table with parsed values for the keys in `value_kinds`. Raises `InputError` with flag and key."""
-        unset_keys = {key for key, _ in self.value_kinds if flag_table.get(key) is None}
+        unset_keys = {unset_key for unset_key, _ in self.value_kinds if flag_table.get(unset_key) is None}
         read_values = {
-            key: Flag((f"{self.names[0]}: {key}",), value_kind, minimum=0).read_value(flag_table[key])
-            for key, value_kind in self.value_kinds
-            if key not in unset_keys and not (value_kind == "numbers" and flag_table[key] == [])
+            unset_key: Flag((f"{self.names[0]}: {unset_key}",), value_kind, minimum=0).read_value(flag_table[unset_key])
+            for unset_key, value_kind in self.value_kinds
+            if unset_key not in unset_keys and not (value_kind == "numbers" and flag_table[unset_key] == [])
         }
-        return {key: read_values.get(key, key_value) for key, key_value in flag_table.items() if key not in unset_keys}
+        return {
+            unset_key: read_values.get(unset_key, key_value)
+            for unset_key, key_value in flag_table.items()
+            if unset_key not in unset_keys
+        }
 
     def _check_bounds(self, checked_number: int) -> int:
         if not self.minimum <= checked_number <= self.maximum:
@@ -180,8 +185,8 @@ def _read_amount(flag_name: str, flag_value: Any, flag_kind: FlagKind) -> float:
         parsed_number = float(str(flag_value)[:40])
     except ValueError:
         parsed_number = -1.0
-    is_fraction = flag_kind == "share"
-    if not 0 <= parsed_number <= (1 if is_fraction else 10**6) or (is_fraction and parsed_number == 0):
+    is_percentage = flag_kind == "share"
+    if not 0 <= parsed_number <= (1 if is_percentage else 10**6) or (is_percentage and parsed_number == 0):
         raise InputError(f"{flag_name}: {short_repr(flag_value)}; expected {AMOUNT_RANGES[flag_kind]}")
     return parsed_number
 
@@ -209,7 +214,11 @@ def memory_neutral_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[
 def memory_neutral_flags_of_engine(engine_file: str) -> list[Flag]:
     """Returns the flags in `memory_neutral_flags.toml`, in the same folder as an engine's file, by value type."""
     flags_by_kind = tomllib.loads(Path(engine_file).with_name("memory_neutral_flags.toml").read_text())
-    return [flag for kind, names in flags_by_kind.items() for flag in memory_neutral_flags(names, cast(FlagKind, kind))]
+    return [
+        flag
+        for flag_kind, flag_names in flags_by_kind.items()
+        for flag in memory_neutral_flags(flag_names, cast(FlagKind, flag_kind))
+    ]
 
 
 MAX_ITEMS = 10_000
@@ -260,7 +269,12 @@ def _read_scalar(written_value: Any) -> Any:
 
 def flags_by_spelling(flags: Iterable[Flag]) -> dict[str, Flag]:
     """Returns flags by spelling; a long flag has spellings with hyphens and with underscores."""
-    return {spelling: flag for flag in flags for name in flag.names for spelling in (name, spelling_with_hyphens(name))}
+    return {
+        spelling: flag
+        for flag in flags
+        for flag_name in flag.names
+        for spelling in (flag_name, spelling_with_hyphens(flag_name))
+    }
 
 
 def spelling_with_hyphens(argument: str) -> str:
@@ -326,7 +340,11 @@ def read_flag_values(
         is_turned_off = flag_value is False and not needs_value
         if flag_value is not None:
             field_values[flag.field_name] = False if is_turned_off else flag.read_value(flag_value)
-    return {name: value for name, value in field_values.items() if not _is_memory_neutral_field(flags, name)}
+    return {
+        field_name: field_value
+        for field_name, field_value in field_values.items()
+        if not _is_memory_neutral_field(flags, field_name)
+    }
 
 
 def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:

@@ -333,8 +333,8 @@ class EngineRank:
         weight_memory = self.weight_memory
         if weight_memory.quantized_size is not None:
             return {
-                name: int(stored_bytes.total)
-                for name, stored_bytes in weight_memory.quantized_size.by_component.items()
+                module_name: int(stored_bytes.total)
+                for module_name, stored_bytes in weight_memory.quantized_size.by_component.items()
             }
         return {
             component_name: int(packed_bytes(component_bytes, weight_memory.dtype))
@@ -377,9 +377,9 @@ class EngineRank:
         SGLang allocates them by the number of layers (model_executor/pool_configurator.py).
         """
         rank_layers, sharing_layers = frozenset(self.model.chunks.layers), Counter[int | None]()
-        for _, layer, _, layer_indices in self.preset.model.main.layer_groups():
-            if getattr(layer.attention, "kv_shared", False):
-                window = getattr(layer.attention, "sliding_window", None)
+        for _, layer_spec, _, layer_indices in self.preset.model.main.layer_groups():
+            if getattr(layer_spec.attention, "kv_shared", False):
+                window = getattr(layer_spec.attention, "sliding_window", None)
                 sharing_layers[window] += len(rank_layers.intersection(layer_indices or ()))
         return [
             cache._replace(layer_count=cache.layer_count + sharing_layers.pop(cache.window, 0))
@@ -482,10 +482,10 @@ class EngineRank:
                 continue
             if isinstance(node_op, ExpertLinear):
                 expert_layer_count += int(tree_node.copies) if tree_node.node.name != "gate_proj" else 0
-                top_k, width, expert_count, input_width = (
+                top_k, expert_width, expert_count, input_width = (
                     int(op_size) for op_size in (node_op.top_k, node_op.n_out, node_op.num_experts, node_op.n_in)
                 )
-                rank_experts = RankExperts(top_k, width, expert_count, input_width, expert_layer_count)
+                rank_experts = RankExperts(top_k, expert_width, expert_count, input_width, expert_layer_count)
             elif isinstance(node_op, Linear) and tree_node.kind == "feed_forward":
                 dense_width, is_gated = max(
                     (dense_width, is_gated), (int(node_op.n_out), tree_node.node.name == "gate_proj" or is_gated)
@@ -518,8 +518,8 @@ class EngineRank:
 def compressed_mixers_with_layer_counts(engine_rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
     """Returns each type of compressed attention in the model, with the number of its layers."""
     return [
-        (mixer, count)
-        for mixer, count in mixers_with_layer_counts(engine_rank.preset.model)
+        (mixer, layer_count)
+        for mixer, layer_count in mixers_with_layer_counts(engine_rank.preset.model)
         if isinstance(mixer, CompressedAttention)
     ]
 
@@ -565,7 +565,7 @@ def architectures_of(config: Mapping[str, Any] | None, model: ModelSpec) -> tupl
 
 def _class_names_of_equal_model(model: ModelSpec) -> tuple[str, ...]:
     """Returns the class names in the export of a model, from a cache for equal models."""
-    class_names = next((names for known_model, names in _exported_classes if known_model == model), None)
+    class_names = next((known_names for known_model, known_names in _exported_classes if known_model == model), None)
     if class_names is None:
         class_names = _classes_of_export(model)
         _exported_classes.append((model, class_names))
@@ -582,7 +582,9 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
         from ...sources.to_hf import find_config, wrapper_class
 
         exported_config = find_config(model)
-        towers_without_audio = {name: tower for name, tower in model.towers.items() if "audio" not in name}
+        towers_without_audio = {
+            tower_name: tower for tower_name, tower in model.towers.items() if "audio" not in tower_name
+        }
         if exported_config is None and towers_without_audio != model.towers:
             exported_config = find_config(model.model_copy(update={"towers": towers_without_audio}))
         if exported_config is None and model.towers:

@@ -66,8 +66,10 @@ class EngineServer:
             raise InputError(
                 f"--engine {self.name}: the model has an encoder, which is not modelled; expected a decoder"
             )
-        layers = [layer for _, stack in self.preset.model.stacks() for layer in stack.layers_by_kind().values()]
-        if any(isinstance(layer.attention, SharedEntryAttention) for layer in layers):
+        layers = [
+            layer_spec for _, stack in self.preset.model.stacks() for layer_spec in stack.layers_by_kind().values()
+        ]
+        if any(isinstance(layer_spec.attention, SharedEntryAttention) for layer_spec in layers):
             raise InputError(
                 f"--engine {self.name}: the cache of entries that layers share (DeepSeek-V4.1) is not modelled; "
                 "expected another model, or kv without an engine"
@@ -283,7 +285,9 @@ class EngineServer:
     def settings(self) -> dict[str, Any]:
         """The values in effect for all flags, by field name, including parallel sizes but not the log's sizes."""
         effective_values = {**dict.fromkeys(self.layout_flag_names, 1), **self.effective_defaults, **self.flags}
-        return {name: value for name, value in effective_values.items() if name != RECEIPT_FIELD}
+        return {
+            flag_field: flag_value for flag_field, flag_value in effective_values.items() if flag_field != RECEIPT_FIELD
+        }
 
     @cached_property
     def logged_bytes_by_term(self) -> dict[str, int]:

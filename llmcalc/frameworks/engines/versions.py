@@ -230,7 +230,9 @@ class EngineRecord(Record, Generic[RuleType]):
         """
         version = version_text.removeprefix("v") or self.newest
         version_numbers = parse_version(version)
-        earlier_rules = [rules for rules in self.versions if rules.first_version <= version_numbers]
+        earlier_rules = [
+            version_rules for version_rules in self.versions if version_rules.first_version <= version_numbers
+        ]
         if not earlier_rules:
             raise InputError(
                 f"--engine: {self.title} {version} is older than what was read; expected "

@@ -116,7 +116,9 @@ class FsdpModelChunk(ModelChunk):
 
     def gathered_parameters(self) -> list[Parameter]:
         """Returns the unsharded parameters of all groups."""
-        return [parameter for group in self.lowering.groups.values() for parameter in group.parameters]
+        return [
+            parameter for parameter_group in self.lowering.groups.values() for parameter in parameter_group.parameters
+        ]
 
     def set_up(self) -> None:
         """Allocates the shards of the stage's parameters."""
@@ -180,11 +182,11 @@ class FsdpModelChunk(ModelChunk):
 
     def groups(self, phase: str) -> Iterator[ParamGroup]:
         """Yields the FSDP groups in order; allocations until the next one are counted under the group's layer."""
-        for layer, parameter_group in self.lowering.groups.items():
-            if layer.layer_index < 0:
+        for group_key, parameter_group in self.lowering.groups.items():
+            if group_key.layer_index < 0:
                 self.meter.place = AllocationPlace(phase)
             else:
-                self.meter.place = AllocationPlace(phase, layer.layer_index, layer.path)
+                self.meter.place = AllocationPlace(phase, group_key.layer_index, group_key.path)
             yield parameter_group
         self.meter.place = AllocationPlace(phase)
 

@@ -350,7 +350,9 @@ def _stage_layers_from_split_points(
         split_points = [split_point.strip() for split_point in split_points.split(",") if split_point.strip()]
     if not split_points:
         return None
-    layer_numbers = [point.removeprefix("layers.") if isinstance(point, str) else "" for point in split_points]
+    layer_numbers = [
+        layer_name.removeprefix("layers.") if isinstance(layer_name, str) else "" for layer_name in split_points
+    ]
     stage_bounds = [
         0,
         *(int(split_point) if split_point.isdigit() else -1 for split_point in layer_numbers),
@@ -392,14 +394,14 @@ def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
     reader, training_section = job_config.reader, "training"
     reader.calls_torch_attention = True
     local_batch_size, schedule_count = _local_batch_size(job_config), _schedules_per_step(job_config, layout)
-    batch, microbatches = local_batch_size, schedule_count
+    micro_batch_size, microbatch_total = local_batch_size, schedule_count
     if layout.pp > 1:
-        batch, microbatch_count = _micro_batch_sizes(job_config, local_batch_size, layout.pp)
-        microbatches = microbatch_count * schedule_count
+        micro_batch_size, microbatch_count = _micro_batch_sizes(job_config, local_batch_size, layout.pp)
+        microbatch_total = microbatch_count * schedule_count
     settings: dict[str, Any] = {
         "phase": "training",
-        "batch": batch,
-        "num_microbatches": microbatches,
+        "batch": micro_batch_size,
+        "num_microbatches": microbatch_total,
         "seq": job_config.integer("seq_len", 2048, training_section),
         **_precision_settings(job_config, layout),
         "optimizer": _optimizer_name(job_config),
@@ -586,8 +588,10 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
     if recipe is not None and (not isinstance(recipe, str) or recipe not in FLOAT8_RECIPES):
         raise reader.value_error(f"{section_name}.recipe_name", recipe, f"one of {', '.join(FLOAT8_RECIPES)}")
     if isinstance(skipped_modules, str):
-        skipped_modules = [layer.strip() for layer in skipped_modules.split(",") if layer.strip()]
-    if not isinstance(skipped_modules, list) or not all(isinstance(layer, str) for layer in skipped_modules):
+        skipped_modules = [module_name.strip() for module_name in skipped_modules.split(",") if module_name.strip()]
+    if not isinstance(skipped_modules, list) or not all(
+        isinstance(module_name, str) for module_name in skipped_modules
+    ):
         raise reader.value_error(f"{section_name}.filter_fqns", skipped_modules, "a list of names")
     full_key = f"{section_name}.enable_fsdp_float8_all_gather"
     gathers_float8 = read_boolean(reader, full_key, float8_table.get("enable_fsdp_float8_all_gather", False))
@@ -597,7 +601,7 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
         )
     is_sharded = layout.dp // layout.hsdp_replicas > 1
     skips_small_layers = SMALL_LAYERS_FILTER in skipped_modules
-    skipped_layers = tuple(layer for layer in skipped_modules if layer != SMALL_LAYERS_FILTER)
+    skipped_layers = tuple(module_name for module_name in skipped_modules if module_name != SMALL_LAYERS_FILTER)
     return Float8Settings(
         gathers_float8 and is_sharded, FLOAT8_RECIPES[recipe or "tensorwise"], skipped_layers, skips_small_layers
     )

@@ -388,21 +388,25 @@ def set_resharding_and_prefetch(
     stack_paths: per stack, the path of its layers.
     """
     last_layer_key = max(
-        (layer for layer in group_by_key if layer.path == stack_paths[-1] and not layer.is_experts_group),
+        (
+            group_key
+            for group_key in group_by_key
+            if group_key.path == stack_paths[-1] and not group_key.is_experts_group
+        ),
         default=MODEL_GROUP,
     )
-    for layer, parameter_group in group_by_key.items():
-        is_last_layer = layer[:2] == last_layer_key[:2]
-        stays_gathered = layer in (MODEL_GROUP, HEAD_GROUP) or (
+    for group_key, parameter_group in group_by_key.items():
+        is_last_layer = group_key[:2] == last_layer_key[:2]
+        stays_gathered = group_key in (MODEL_GROUP, HEAD_GROUP) or (
             fsdp_settings.keeps_last_layer_gathered and is_last_layer
         )
         parameter_group.reshards_after_forward = reshards and not stays_gathered
-    if any(layer.is_experts_group for layer in group_by_key):
+    if any(group_key.is_experts_group for group_key in group_by_key):
         _set_prefetch_with_expert_groups(group_by_key, stack_paths)
     elif fsdp_settings.prefetched_layer_count:
-        for path in stack_paths:
+        for stack_path in stack_paths:
             _set_prefetch(
-                [group_by_key[layer] for layer in sorted(group_by_key) if layer.path == path],
+                [group_by_key[group_key] for group_key in sorted(group_by_key) if group_key.path == stack_path],
                 fsdp_settings.prefetched_layer_count,
             )
 
@@ -424,13 +428,15 @@ def _set_prefetch_with_expert_groups(
     Source: torchtitan, distributed/fsdp.py, `apply_fsdp_to_decoder`, where ranks divide the experts.
     """
     dense_layer_keys = [
-        layer
-        for path in stack_paths
-        for layer in sorted(group_by_key)
-        if layer.path == path and not layer.is_experts_group
+        layer_key
+        for stack_path in stack_paths
+        for layer_key in sorted(group_by_key)
+        if layer_key.path == stack_path and not layer_key.is_experts_group
     ]
-    group_order = [layer for layer in (EMBEDDING_GROUP, *dense_layer_keys, HEAD_GROUP) if layer in group_by_key]
-    groups_by_order = [groups_of_layer(group_by_key, layer) for layer in group_order]
+    group_order = [
+        layer_key for layer_key in (EMBEDDING_GROUP, *dense_layer_keys, HEAD_GROUP) if layer_key in group_by_key
+    ]
+    groups_by_order = [groups_of_layer(group_by_key, layer_key) for layer_key in group_order]
     for parameter_group in group_by_key.values():
         parameter_group.prefetches_previous = False
     for earlier_layer, later_layer in pairwise(groups_by_order):

@@ -50,14 +50,14 @@ def _free_bytes_of_fullest_gpu(server: GgmlServer, device_buffers: BufferSizes) 
     return min((server.free_bytes - device_buffers.bytes_on(device) for device in devices), default=0)
 
 
-def _server_with_fit_off(server: GgmlServer, **flags: Any) -> GgmlServer:
+def _server_with_fit_off(server: GgmlServer, **added_flags: Any) -> GgmlServer:
     """Returns the server with --fit off, and with all layers on GPUs unless a flag says how many.
 
     The context stays the server's: a default one is a slot's times the slots with --fit, and that of all without.
     """
     layer_flags = {} if server.has_stated_gpu_layers or not server.devices else {"n_gpu_layers": "all"}
     context_flags = {"ctx_size": server.context_tokens} if server.has_automatic_context else {}
-    return server.with_flags(fit="off", **(context_flags | layer_flags | flags))
+    return server.with_flags(fit="off", **(context_flags | layer_flags | added_flags))
 
 
 def _largest_fitting_value(least_value: int, largest_value: int, free_bytes_of: Callable[[int], int]) -> int | None:

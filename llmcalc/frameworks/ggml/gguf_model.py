@@ -485,7 +485,9 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
                 layer_shape.feed_forward_width = int(layer_op.n_out)
             layer_shape.is_gated |= op_name == "gate_proj" and tree_node.kind in ("feed_forward", "shared_expert")
     if layer_shape.expert_count:
-        layer_shape.is_gated |= any(node.node.name == "gate_proj" and node.kind == "experts" for node in layer.walk())
+        layer_shape.is_gated |= any(
+            node_position.node.name == "gate_proj" and node_position.kind == "experts" for node_position in layer.walk()
+        )
     if layer_shape.latent_sizes is not None:
         layer_shape.latent_sizes = layer_shape.latent_sizes._replace(q_lora_rank=q_lora_rank)
         layer_shape.key_width, layer_shape.value_width = (
@@ -544,7 +546,10 @@ MAX_SHARDS = 1000
 
 def _file_shards(first_shard: Path) -> list[Path]:
     """Returns the files of a split GGUF model (`-00001-of-00003.gguf`), or the single file."""
-    match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", first_shard.name)
-    if match is None or int(match[3]) > MAX_SHARDS:
+    shard_match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", first_shard.name)
+    if shard_match is None or int(shard_match[3]) > MAX_SHARDS:
         return [first_shard]
-    return [first_shard.with_name(f"{match[1]}-{i:05d}-of-{match[3]}.gguf") for i in range(1, int(match[3]) + 1)]
+    return [
+        first_shard.with_name(f"{shard_match[1]}-{shard_number:05d}-of-{shard_match[3]}.gguf")
+        for shard_number in range(1, int(shard_match[3]) + 1)
+    ]

@@ -57,7 +57,11 @@ class GgmlSettings(EngineServer):
         if self.drafted_tokens and self.rules.outputs == "tokens":
             flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
             first_version = next(
-                (rules.start_version for rules in self.engine_record.versions if rules.outputs == "sequences"),
+                (
+                    version_rules.start_version
+                    for version_rules in self.engine_record.versions
+                    if version_rules.outputs == "sequences"
+                ),
                 "",
             )
             raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")
@@ -321,10 +325,10 @@ def refuse_gpu_flags(hardware: Hardware, flags: Mapping[str, Any]) -> None:
     if not hardware.is_processor:
         return
     values_without_gpu = {"n_gpu_layers": ("auto", "-1", "0"), "device": ("none", "0"), "tensor_split": ()}
-    for flag_name, values in values_without_gpu.items():
-        value = str(flags.get(flag_name))
-        if flag_name in flags and value not in values:
-            typed_flag = f"--{flag_name.replace('_', '-')} {value[:40]}"
-            if value.replace(",", "").isdecimal() and flag_name == "device":  # the numbers of `--devices`
-                typed_flag = f"--devices {value.count(',') + 1}"
+    for flag_name, allowed_values in values_without_gpu.items():
+        flag_value = str(flags.get(flag_name))
+        if flag_name in flags and flag_value not in allowed_values:
+            typed_flag = f"--{flag_name.replace('_', '-')} {flag_value[:40]}"
+            if flag_value.replace(",", "").isdecimal() and flag_name == "device":  # the numbers of `--devices`
+                typed_flag = f"--devices {flag_value.count(',') + 1}"
             raise InputError(f"{typed_flag}: {hardware.title} is a processor, without GPUs that take layers; remove it")

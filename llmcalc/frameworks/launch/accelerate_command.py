@@ -26,8 +26,8 @@ def accelerate_config_table(launcher: Sequence[str], name_in_errors: str, read_t
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
     arguments = parse_arguments([word for word in launcher[launcher_index + 2 :] if word != "-m"], name_in_errors)
-    flags = {keyword_of(flag): flag_value for flag, flag_value in arguments.items()}
-    file_name = flags.pop("config_file", None)
+    launch_flags = {keyword_of(flag): flag_value for flag, flag_value in arguments.items()}
+    file_name = launch_flags.pop("config_file", None)
     file_table: dict[str, Any] = {}
     if isinstance(file_name, str):
         if is_unresolved(file_name):
@@ -42,7 +42,7 @@ def accelerate_config_table(launcher: Sequence[str], name_in_errors: str, read_t
             raise InputError(f"{file_path}: expected a config of accelerate")
         file_table = dict(config)
     return _with_command_flags(
-        file_table, {key: parsed_argument_value(flag_value) for key, flag_value in flags.items()}
+        file_table, {config_key: parsed_argument_value(flag_value) for config_key, flag_value in launch_flags.items()}
     )
 
 

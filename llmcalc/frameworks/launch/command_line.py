@@ -126,7 +126,7 @@ def refuse_unread_command(typed_text: str) -> None:
     command_words = words_of_typed_command(typed_text)
     program = command_words[0] if command_words else ""
     is_path = re.search(r"[/\\]|\.(sh|bash|slurm|sbatch|bat|cmd|ps1|ya?ml|json|toml|py|ipynb|txt)$", program)
-    if is_path is None and any(word.startswith("--") for word in command_words[1:]):
+    if is_path is None and any(command_word.startswith("--") for command_word in command_words[1:]):
         raise InputError(
             f"{LAUNCH_OPTION}: {printable_word(program)[:60]}: neither a file nor a program whose commands are read; "
             "expected FILE ARGUMENTS, a command such as torchrun train.py …, or TARGET with --phase training and the "

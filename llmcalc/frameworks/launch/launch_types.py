@@ -187,10 +187,10 @@ class Launch:
         """
         if self.logits_per_chunk is None or self.settings.get("cross_entropy") != "chunked":
             return self
-        tokens = self.settings.get("batch", 1) * self.settings.get("seq", 1)
-        fewest_chunks = ceil_div(tokens * vocabulary, self.logits_per_chunk)
+        token_count = self.settings.get("batch", 1) * self.settings.get("seq", 1)
+        fewest_chunks = ceil_div(token_count * vocabulary, self.logits_per_chunk)
         chunk_count = 1 if fewest_chunks <= 1 else 4 * ceil_div(fewest_chunks, 4)
-        return replace(self, settings={"loss_chunk": max(1, ceil_div(tokens, chunk_count)), **self.settings})
+        return replace(self, settings={"loss_chunk": max(1, ceil_div(token_count, chunk_count)), **self.settings})
 
     def json_data(self) -> dict[str, Any]:
         """Returns the launch file's values as part of a JSON document."""
@@ -276,7 +276,8 @@ class LaunchSource:
             return "--devices says another number"
         variable_names_text = ", ".join(self.unset_count_variables)
         assignments_text = " ".join(
-            f"{variable}={8 if i == 0 else 1}" for i, variable in enumerate(self.unset_count_variables)
+            f"{count_variable}={8 if variable_index == 0 else 1}"
+            for variable_index, count_variable in enumerate(self.unset_count_variables)
         )
         launch_example = f"--launch '{assignments_text} FILE'"
         return f"{variable_names_text} of the launcher is not set: --devices, or {launch_example}, says another number"
@@ -605,7 +606,11 @@ class LaunchReader:
         shipped_text = shipped_tables.get(file_name.removeprefix("./"))
         if shipped_text is None:  # a path in a container that has the program, such as /workspace/axolotl
             shipped_text = next(
-                (table for shipped_name, table in shipped_tables.items() if file_name.endswith(f"/{shipped_name}")),
+                (
+                    shipped_table
+                    for shipped_name, shipped_table in shipped_tables.items()
+                    if file_name.endswith(f"/{shipped_name}")
+                ),
                 None,
             )
         try:

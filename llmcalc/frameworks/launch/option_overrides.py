@@ -57,7 +57,8 @@ def read_with_options(
     return replace(
         _with_file_kind(launch_file, changed_launch),
         option_overrides={
-            option: OptionOverride(value, _value_in_file(launched_run, option)) for option, value in options.items()
+            option: OptionOverride(option_value, _value_in_file(launched_run, option))
+            for option, option_value in options.items()
         },
     )
 
@@ -82,7 +83,9 @@ def _without_master_weight_format(launched_run: Launch) -> Launch:
         return launched_run
     return replace(
         launched_run,
-        settings={option: value for option, value in launched_run.settings.items() if option != "master_weights"},
+        settings={
+            option: option_value for option, option_value in launched_run.settings.items() if option != "master_weights"
+        },
     )
 
 

@@ -96,12 +96,12 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
                 f"{options_text}, or a change of the file"
             )
     layout = launched_run.layout
-    parallel_sizes = {name: options.get(name, getattr(layout, name)) for name in ("tp", "pp", "cp")}
+    parallel_sizes = {size_name: options.get(size_name, getattr(layout, size_name)) for size_name in ("tp", "pp", "cp")}
     replica_devices = parallel_sizes["tp"] * parallel_sizes["pp"] * parallel_sizes["cp"]
     if "num_microbatches" in options:
-        batch = options.get("batch", launched_run.settings.get("batch", 1))
+        micro_batch_size = options.get("batch", launched_run.settings.get("batch", 1))
         replica_count = max(1, layout.world_size // replica_devices)
-        changed_values["global_batch_size"] = batch * options["num_microbatches"] * replica_count
+        changed_values["global_batch_size"] = micro_batch_size * options["num_microbatches"] * replica_count
     if "seq" in options:
         changed_values["max_position_embeddings"] = max(
             options["seq"], _integer_argument(config, "max_position_embeddings") or 0

@@ -87,15 +87,15 @@ def megatron_settings_of(
     spec, memory_use, options = memory_estimate.spec, memory_estimate.states, memory_estimate.settings
     _check_options(memory_estimate, layout)
     recompute_arguments = recompute_arguments_of(options.recompute or "none")
-    batch, gpu = int(memory_use.workload.batch), gpu or memory_estimate.cuda_runtime.gpu_name
+    micro_batch_size, gpu = int(memory_use.workload.batch), gpu or memory_estimate.cuda_runtime.gpu_name
     arguments: dict[str, Any] = {
         "kind": "gpt",
         "world_size": layout.world_size,
         "gpu": gpu,
         "date": version_date(megatron_version),
         "adapters": _adapters_of(memory_estimate, layout, memory_use.dtype),
-        "micro_batch_size": batch,
-        "global_batch_size": batch * layout.dp * (options.num_microbatches or 1),
+        "micro_batch_size": micro_batch_size,
+        "global_batch_size": micro_batch_size * layout.dp * (options.num_microbatches or 1),
         "seq_length": int(memory_use.workload.seq),
         **_number_format_arguments(options),
         "attention_dropout": 0.0,

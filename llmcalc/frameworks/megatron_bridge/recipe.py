@@ -301,7 +301,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         config_size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context")
     )
     ep = config_size("model.expert_model_parallel_size", 1)
-    batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
+    micro_batch_size, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
     gpu_match = re.search(r"_(\d{1,5})gpu_", recipe_name)
     world_size = reader.source.world_size
     bias_activation_fusion = config_value("model.bias_activation_fusion")
@@ -325,7 +325,7 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         distributed_optimizer=any(
             config_value(f"{name}.use_distributed_optimizer", True) is not False for name in ("ddp", "optimizer")
         ),
-        batch=batch,
+        batch=micro_batch_size,
         seq=config_size(_length_key(reader, config), 4096),
         recompute_granularity=config_value("model.recompute_granularity"),
         recompute_method=config_value("model.recompute_method"),
@@ -356,9 +356,11 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     }
     launched_run = megatron_launch_settings(reader, megatron_run, world_size, settings)
     replica_count = launched_run.layout.dp
-    if global_batch % (batch * replica_count):
-        reader.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replica_count}")
-    launched_run.settings["num_microbatches"] = max(1, global_batch // (batch * replica_count))
+    if global_batch % (micro_batch_size * replica_count):
+        reader.notes.append(
+            f"train.global_batch_size {global_batch} is no multiple of {micro_batch_size} · {replica_count}"
+        )
+    launched_run.settings["num_microbatches"] = max(1, global_batch // (micro_batch_size * replica_count))
     if config_value("model.cp_comm_type") == "a2a":
         launched_run = launched_run._replace(layout=replace(launched_run.layout, cp_comm="a2a"))
     reader.ignored_arguments += [

@@ -244,14 +244,18 @@ def _training_device_count(reader: LaunchReader, flat_config: Table, policy_tabl
 def _batch_settings(reader: LaunchReader, policy_table: Table, replica_count: int) -> dict[str, Any]:
     """Returns a step's sequences, tokens and micro-batches, where packed sequences count as one long sequence."""
     sequence_length = reader.integer(policy_table, "max_total_sequence_length", 512)
-    batch = reader.integer(policy_table, "train_micro_batch_size", 1)
-    micro_batch_count = max(1, reader.integer(policy_table, "train_global_batch_size", 512) // (batch * replica_count))
+    micro_batch_size = reader.integer(policy_table, "train_micro_batch_size", 1)
+    micro_batch_count = max(
+        1, reader.integer(policy_table, "train_global_batch_size", 512) // (micro_batch_size * replica_count)
+    )
     for packing_key in ("sequence_packing", "dynamic_batching"):
         if reader.flag(policy_table, f"{packing_key}.enabled"):
-            packed_tokens = reader.integer(policy_table, f"{packing_key}.train_mb_tokens", batch * sequence_length)
+            packed_tokens = reader.integer(
+                policy_table, f"{packing_key}.train_mb_tokens", micro_batch_size * sequence_length
+            )
             reader.notes.append(f"{packing_key}: micro-batches of {packed_tokens} tokens, counted as one sequence")
             return {"batch": 1, "seq": packed_tokens, "num_microbatches": min(micro_batch_count, 2)}
-    return {"batch": batch, "seq": sequence_length, "num_microbatches": micro_batch_count}
+    return {"batch": micro_batch_size, "seq": sequence_length, "num_microbatches": micro_batch_count}
 
 
 def _fsdp_launch_settings(reader: LaunchReader, policy_table: Table, world_size: int) -> LaunchSettings:
@@ -407,7 +411,7 @@ def _read_rollout(reader: LaunchReader, flat_config: Table, policy_table: Table)
     _add_expert_parallel_flag(reader, policy_table, flags)
     if flat_config.get("loss_fn.reference_policy_kl_penalty") not in (None, 0, 0.0):
         reader.notes.append("the reference model is on the host; its weights take the place of the policy's")
-    tokens = reader.integer(policy_table, "max_total_sequence_length", 512)
+    sequence_length = reader.integer(policy_table, "max_total_sequence_length", 512)
     return Rollout(
         source="nemo_rl/models/policy/workers/*_policy_worker*.py, nemo_rl/models/generation/vllm/vllm_worker.py",
         engine=backend if is_colocated and backend in ENGINE_FLAGS_BY_BACKEND else "",
@@ -416,8 +420,8 @@ def _read_rollout(reader: LaunchReader, flat_config: Table, policy_table: Table)
         has_separate_process=True,
         offloaded_states=frozenset({"weights", "optimizer", "gradients"}) if is_colocated else frozenset(),
         sequence_count=reader.integer(policy_table, "logprob_batch_size", 1),
-        tokens_per_sequence=tokens,
-        logit_tokens_per_sequence=tokens,
+        tokens_per_sequence=sequence_length,
+        logit_tokens_per_sequence=sequence_length,
         bytes_per_logit=8,  # fp32, and their log-softmax
     )
 

@@ -38,8 +38,13 @@ STEP_KEYS = ("optimizer", "precision", "fsdp", "ddp", "compile", "activation_che
 
 def is_olmo(config: Table) -> bool:
     """Whether a table is a config of OLMo."""
-    table = config.get("model")
-    return isinstance(table, Mapping) and "d_model" in table and "layer_norm_type" in table and "optimizer" in config
+    model_table = config.get("model")
+    return (
+        isinstance(model_table, Mapping)
+        and "d_model" in model_table
+        and "layer_norm_type" in model_table
+        and "optimizer" in config
+    )
 
 
 def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
@@ -47,16 +52,17 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
     with launch_reader(source_file) as reader:
         spec = _model_spec(reader, reader.table(config, "model"))
         world_size = reader.device_count(source_file.world_size)
-        batch = reader.integer(config, "device_train_microbatch_size", 16)
+        micro_batch_size = reader.integer(config, "device_train_microbatch_size", 16)
         global_batch = reader.integer(config, "global_train_batch_size", 512)
-        if global_batch % (world_size * batch):
+        if global_batch % (world_size * micro_batch_size):
             raise reader.argument_error(
-                "global_train_batch_size", f"{global_batch}; expected a multiple of {world_size * batch}, --devices"
+                "global_train_batch_size",
+                f"{global_batch}; expected a multiple of {world_size * micro_batch_size}, --devices",
             )
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": batch,
-            "num_microbatches": global_batch // (world_size * batch),
+            "batch": micro_batch_size,
+            "num_microbatches": global_batch // (world_size * micro_batch_size),
             "seq": reader.integer(reader.table(config, "model"), "max_sequence_length", 1024),
             "attn_implementation": "flash",
             **_step_settings(reader, config),

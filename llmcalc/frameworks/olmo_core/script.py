@@ -241,19 +241,22 @@ def _launch_of_calls(
         )
     world_size = reader.device_count(reader.source.world_size)
     sequence_ranks = _sequence_ranks(reader, call_nodes, module_arguments, variables, world_size)
-    tokens = read_integer(reader, "rank_microbatch_size", module_arguments.get("rank_microbatch_size"))
+    micro_batch_tokens = read_integer(reader, "rank_microbatch_size", module_arguments.get("rank_microbatch_size"))
     sequence_length = read_integer(
         reader, "max_sequence_length", module_arguments.get("max_sequence_length", variables[LENGTH_VARIABLES[0]])
     )
-    if tokens % sequence_length:
+    if micro_batch_tokens % sequence_length:
         raise reader.argument_error(
-            "rank_microbatch_size", f"{tokens}; expected a multiple of the {sequence_length} tokens of a sequence"
+            "rank_microbatch_size",
+            f"{micro_batch_tokens}; expected a multiple of the {sequence_length} tokens of a sequence",
         )
     run_settings = {
         "phase": "training",
         "seq": -(-sequence_length // sequence_ranks),
-        "batch": tokens // sequence_length,
-        "num_microbatches": _micro_batch_count(reader, call_nodes, variables, tokens * world_size // sequence_ranks),
+        "batch": micro_batch_tokens // sequence_length,
+        "num_microbatches": _micro_batch_count(
+            reader, call_nodes, variables, micro_batch_tokens * world_size // sequence_ranks
+        ),
         "attn_implementation": "flash",
         **_step_settings(reader, call_nodes, module_arguments, variables),
     }
@@ -311,16 +314,16 @@ def _micro_batch_count(
     """Returns the number of micro-batches per step: tokens of a step over tokens of all ranks' micro-batches."""
     argument_name = "global_batch_size"
     argument_values = (_values_of_call_arguments(call_node, variables).get(argument_name) for call_node in call_nodes)
-    tokens = next((argument_value for argument_value in argument_values if isinstance(argument_value, int)), None)
-    if tokens is None:
+    step_tokens = next((argument_value for argument_value in argument_values if isinstance(argument_value, int)), None)
+    if step_tokens is None:
         reader.notes.append(f"{argument_name}: no number; one micro-batch per step is assumed")
         return 1
-    if tokens % tokens_of_ranks:
+    if step_tokens % tokens_of_ranks:
         raise reader.argument_error(
             argument_name,
-            f"{tokens} tokens; expected a multiple of {tokens_of_ranks}, those of all devices; or --devices",
+            f"{step_tokens} tokens; expected a multiple of {tokens_of_ranks}, those of all devices; or --devices",
         )
-    return tokens // tokens_of_ranks
+    return step_tokens // tokens_of_ranks
 
 
 def _step_settings(

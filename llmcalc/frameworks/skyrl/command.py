@@ -252,18 +252,22 @@ def _batch_settings(reader: LaunchReader, config: Table, replica_count: int, *, 
     replica_count: ranks with sequences of their own. is_sft: whether the run is supervised fine-tuning, whose
     micro-batches have a number of tokens with sequence packing alone (sft_config.py, `resolved_bin_capacity`).
     """
-    batch = reader.integer(config, "trainer.micro_train_batch_size_per_gpu", 1)
-    samples = reader.integer(config, "trainer.policy_mini_batch_size", 256)
-    samples *= reader.integer(config, "generator.n_samples_per_prompt", 5)
-    tokens = (_fine_tuning_tokens if is_sft else _sequence_tokens)(reader, config)
-    micro_batches = max(1, samples // (batch * replica_count))
+    micro_batch_size = reader.integer(config, "trainer.micro_train_batch_size_per_gpu", 1)
+    sample_count = reader.integer(config, "trainer.policy_mini_batch_size", 256)
+    sample_count *= reader.integer(config, "generator.n_samples_per_prompt", 5)
+    sequence_tokens = (_fine_tuning_tokens if is_sft else _sequence_tokens)(reader, config)
+    micro_batch_count = max(1, sample_count // (micro_batch_size * replica_count))
     packs_sequences = is_sft and reader.flag(config, "trainer.use_sequence_packing")
     if config.get(MAX_TOKENS_KEY) in (None, -1) or (is_sft and not packs_sequences):
         reader.counts_longest_samples = not packs_sequences
-        return {"batch": 1 if packs_sequences else batch, "seq": tokens, "num_microbatches": micro_batches}
-    most_tokens = reader.integer(config, MAX_TOKENS_KEY, 1)
+        return {
+            "batch": 1 if packs_sequences else micro_batch_size,
+            "seq": sequence_tokens,
+            "num_microbatches": micro_batch_count,
+        }
+    token_limit = reader.integer(config, MAX_TOKENS_KEY, 1)
     reader.notes.append(f"{MAX_TOKENS_KEY}: micro-batches of that many tokens, counted as one sequence")
-    return {"batch": 1, "seq": max(most_tokens, tokens), "num_microbatches": min(micro_batches, 2)}
+    return {"batch": 1, "seq": max(token_limit, sequence_tokens), "num_microbatches": min(micro_batch_count, 2)}
 
 
 def _fsdp_launch_settings(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:

@@ -103,11 +103,15 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             raise reader.argument_error(
                 "--advantage-estimator", "'ppo': its critic is not modelled; expected grpo, or another"
             )
-        launch_settings, tokens = _actor_launch_settings(reader, config)
+        launch_settings, micro_batch_tokens = _actor_launch_settings(reader, config)
         is_supervised = config.get("loss_type") == "sft_loss"
         if not is_supervised:
             reader.notes.append(SFT_NOTE)
-        rollout = None if is_supervised or config.get("debug_train_only") else _read_rollout(reader, config, tokens)
+        rollout = (
+            None
+            if is_supervised or config.get("debug_train_only")
+            else _read_rollout(reader, config, micro_batch_tokens)
+        )
         model_id = marked_model_name(arguments.get("--hf-checkpoint"))
         return reader.create_launch("megatron", launch_settings, model_name=model_id, rollout=rollout)
 
@@ -169,8 +173,8 @@ def _actor_launch_settings(reader: LaunchReader, config: Table) -> tuple[LaunchS
             "--actor-num-gpus-per-node",
             f"{world_size} devices; expected a multiple of tp · pp · cp = {ranks_of_replica}",
         )
-    batch = 1 if has_dynamic_batches else reader.integer(config, "micro_batch_size", 1)
-    samples_of_rank = max(1, _samples_per_step(reader, config) // (world_size // ranks_of_replica) // batch)
+    micro_batch_size = 1 if has_dynamic_batches else reader.integer(config, "micro_batch_size", 1)
+    samples_of_rank = max(1, _samples_per_step(reader, config) // (world_size // ranks_of_replica) // micro_batch_size)
     if has_dynamic_batches:
         reader.notes.append(f"micro-batches of {rank_tokens * cp} tokens at most, counted as one sequence")
     megatron_run = MegatronRunSettings(
@@ -186,7 +190,7 @@ def _actor_launch_settings(reader: LaunchReader, config: Table) -> tuple[LaunchS
             reader, config, "", ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
         ),
         sequence_parallel=reader.flag(config, "sequence_parallel"),
-        batch=batch,
+        batch=micro_batch_size,
         seq=rank_tokens * cp if has_dynamic_batches else rank_tokens,
         num_microbatches=min(samples_of_rank, 2 * parallel_sizes["pipeline_model"])
         if has_dynamic_batches
@@ -221,11 +225,11 @@ def _samples_per_step(reader: LaunchReader, config: Table) -> int:
     return max(1, sample_count // reader.integer(config, "num_steps_per_rollout", 1))
 
 
-def _read_rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
+def _read_rollout(reader: LaunchReader, config: Table, micro_batch_tokens: int) -> Rollout:
     """Returns SGLang's rollouts, during which `--colocate` moves the actor's states to the host.
 
     The weights of the reference model and of the last update are on the host (actor.py, `TensorBackuper`).
-    tokens: tokens of a rank's micro-batch.
+    micro_batch_tokens: tokens of a rank's micro-batch.
     """
     is_colocated = reader.flag(config, "colocate")
     flags: dict[str, Any] = {}
@@ -244,8 +248,8 @@ def _read_rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
         engine_sleeps_while_idle=not reader.flag(config, "no_offload_rollout"),
         has_separate_process=True,
         offloaded_states=frozenset({"weights", "optimizer", "gradients"} if is_offloaded else ()),
-        tokens_per_sequence=tokens,
-        logit_tokens_per_sequence=tokens,
+        tokens_per_sequence=micro_batch_tokens,
+        logit_tokens_per_sequence=micro_batch_tokens,
         bytes_per_logit=8,  # fp32, and the copy of which the exponentials are taken
     )
 

@@ -294,9 +294,9 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
     prompt_tokens = reader.integer(config, "data.max_prompt_length", 512)
     response_tokens = reader.integer(config, "data.max_response_length", 512)
     if reader.flag(config, f"{ACTOR_PREFIX}.use_dynamic_bsz"):
-        tokens = reader.integer(config, f"{ACTOR_PREFIX}.ppo_max_token_len_per_gpu", 16384)
+        rank_tokens = reader.integer(config, f"{ACTOR_PREFIX}.ppo_max_token_len_per_gpu", 16384)
         reader.notes.append("use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens")
-        return 1, tokens * sequence_ranks  # workers/actor/dp_actor.py, `max_token_len`
+        return 1, rank_tokens * sequence_ranks  # workers/actor/dp_actor.py, `max_token_len`
     reader.counts_longest_samples = True
     size_key = f"{ACTOR_PREFIX}.ppo_micro_batch_size_per_gpu"
     total_key = f"{ACTOR_PREFIX}.ppo_micro_batch_size"
@@ -310,13 +310,13 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
     return read_integer(reader, size_key, config[size_key]), prompt_tokens + response_tokens
 
 
-def _micro_batch_count(reader: LaunchReader, config: Table, batch: int, replica_count: int) -> int:
+def _micro_batch_count(reader: LaunchReader, config: Table, micro_batch_size: int, replica_count: int) -> int:
     """Returns the number of micro-batches per update of a mini-batch with all responses."""
     mini_batch = reader.integer(config, f"{ACTOR_PREFIX}.ppo_mini_batch_size", 256)
     responses_per_prompt = reader.integer(config, f"{ROLLOUT_PREFIX}.n", 1)
     if reader.flag(config, f"{ACTOR_PREFIX}.use_dynamic_bsz"):
         return 2
-    return max(1, mini_batch * responses_per_prompt // (batch * max(1, replica_count)))
+    return max(1, mini_batch * responses_per_prompt // (micro_batch_size * max(1, replica_count)))
 
 
 def _fsdp_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -402,19 +402,19 @@ def _fsdp_launch_settings(
     if reader.flag(config, f"{MODEL_PREFIX}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
     cp = reader.sequence_ranks(config, f"{ACTOR_PREFIX}.ulysses_sequence_parallel_size", world_size)
-    batch, tokens = _micro_batch_shape(reader, config, cp)
-    if tokens % cp:
+    micro_batch_size, sequence_length = _micro_batch_shape(reader, config, cp)
+    if sequence_length % cp:
         raise reader.argument_error(
             f"{ACTOR_PREFIX}.ulysses_sequence_parallel_size",
-            f"{cp}; expected a divisor of the {tokens} tokens of a sequence",
+            f"{cp}; expected a divisor of the {sequence_length} tokens of a sequence",
         )
     weight_format = str(reader.value(config, f"{fsdp_section}.model_dtype", "fp32"))
     if weight_format not in (*FP32_NAMES, *BF16_NAMES):
         raise reader.value_error(f"{fsdp_section}.model_dtype", weight_format, "fp32 or bf16")
     settings |= {
-        "batch": batch,
-        "seq": tokens // cp,
-        "num_microbatches": _micro_batch_count(reader, config, batch, world_size // cp),
+        "batch": micro_batch_size,
+        "seq": sequence_length // cp,
+        "num_microbatches": _micro_batch_count(reader, config, micro_batch_size, world_size // cp),
         "dtype": "bf16",
         "master_weights": "fp32" if weight_format in FP32_NAMES else "none",
     }
@@ -476,7 +476,7 @@ def _megatron_launch_settings(reader: LaunchReader, config: Table, world_size: i
 
     override_section = f"{section_name}.override_transformer_config"
     tp, pp, cp = (section_size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
-    batch, tokens = _micro_batch_shape(reader, config, cp)
+    micro_batch_size, sequence_length = _micro_batch_shape(reader, config, cp)
     fusion_key, layout_key = (f"{override_section}.{name}" for name in ("bias_activation_fusion", STAGE_LAYOUT))
     fused_model_types = (
         MBRIDGE_FUSED if reader.flag(config, f"{section_name}.vanilla_mbridge", True) else BRIDGE_FUSED_MODEL_TYPES
@@ -496,9 +496,9 @@ def _megatron_launch_settings(reader: LaunchReader, config: Table, world_size: i
         ),
         sequence_parallel=reader.flag(config, f"{section_name}.sequence_parallel", True),
         distributed_optimizer=reader.flag(config, f"{section_name}.use_distributed_optimizer", True),
-        batch=batch,
-        seq=tokens,
-        num_microbatches=_micro_batch_count(reader, config, batch, max(1, world_size // (tp * pp * cp))),
+        batch=micro_batch_size,
+        seq=sequence_length,
+        num_microbatches=_micro_batch_count(reader, config, micro_batch_size, max(1, world_size // (tp * pp * cp))),
         recompute_granularity=config.get(f"{override_section}.recompute_granularity"),
         recompute_method=config.get(f"{override_section}.recompute_method"),
         recompute_num_layers=config.get(f"{override_section}.recompute_num_layers"),

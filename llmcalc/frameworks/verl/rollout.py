@@ -115,10 +115,12 @@ def _engine_keyword_flags(config: Table, engine_name: str) -> dict[str, Any]:
     return flags
 
 
-def _log_probability_batch(reader: LaunchReader, config: Table, sequence_count: int, tokens: int) -> tuple[int, int]:
+def _log_probability_batch(
+    reader: LaunchReader, config: Table, sequence_count: int, sequence_length: int
+) -> tuple[int, int]:
     """Returns the sequences of a log-probability micro-batch, and the rank's tokens per sequence.
 
-    sequence_count, tokens: those of a micro-batch of the update, which are the default.
+    sequence_count, sequence_length: those of a micro-batch of the update, which are the default.
     """
     if reader.flag(
         config, f"{ROLLOUT_PREFIX}.log_prob_use_dynamic_bsz", reader.flag(config, f"{ACTOR_PREFIX}.use_dynamic_bsz")
@@ -129,7 +131,7 @@ def _log_probability_batch(reader: LaunchReader, config: Table, sequence_count: 
     micro_batch_value = config.get(f"{ROLLOUT_PREFIX}.log_prob_micro_batch_size_per_gpu")
     if micro_batch_value is not None:
         sequence_count = read_integer(reader, f"{ROLLOUT_PREFIX}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
-    return sequence_count, tokens
+    return sequence_count, sequence_length
 
 
 def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_megatron: bool) -> AdditionalModel:

@@ -235,15 +235,15 @@ def expert_balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], ra
     )
 
 
-def low_latency_buffer_bytes(tokens: int, hidden_size: int, expert_count: int) -> int:
+def low_latency_buffer_bytes(token_count: int, hidden_size: int, expert_count: int) -> int:
     """Returns the bytes of DeepEP's low-latency buffers: two for sending, two for receiving, and their signals.
 
-    tokens: most tokens of a rank that are sent at once. expert_count: of a layer, on all ranks.
+    token_count: most tokens of a rank that are sent at once. expert_count: of a layer, on all ranks.
     """
     sent_token_bytes = 16 + max(2 * hidden_size, hidden_size + 4 * (hidden_size // SCALE_BLOCK_ELEMENTS))
     returned_token_bytes = 4 * (hidden_size // SCALE_BLOCK_ELEMENTS) + 2 * hidden_size
-    sent_bytes = max(tokens * sent_token_bytes, expert_count * tokens * returned_token_bytes)
-    received_bytes = expert_count * tokens * max(sent_token_bytes, returned_token_bytes)
+    sent_bytes = max(token_count * sent_token_bytes, expert_count * token_count * returned_token_bytes)
+    received_bytes = expert_count * token_count * max(sent_token_bytes, returned_token_bytes)
     signal_bytes = -(-4 * expert_count // SCALE_BLOCK_ELEMENTS) * SCALE_BLOCK_ELEMENTS
     return 2 * (sent_bytes + received_bytes + signal_bytes)
 

@@ -93,16 +93,16 @@ class ProfileRun(NamedTuple):
     def layer_bytes(self, engine_rank: EngineRank, version_rules: VLLMRules) -> int:
         """Returns the peak bytes inside a layer, in the dense network or the experts."""
         intermediate_size, is_gated, rank_experts = engine_rank.widest_network_sizes
-        hidden_size, tokens = engine_rank.hidden_size, self.tokens
+        hidden_size, token_count = engine_rank.hidden_size, self.tokens
         if rank_experts is None:
             hidden_vector_count = EAGER_HIDDEN_VECTORS if version_rules.generation == "v0" else HIDDEN_VECTORS
-            embedding_bytes = layer_embedding_bytes(engine_rank, tokens, self.element_bytes)
+            embedding_bytes = layer_embedding_bytes(engine_rank, token_count, self.element_bytes)
             return (
-                int(tokens * 2 * (hidden_vector_count * hidden_size + (3 if is_gated else 2) * intermediate_size))
+                int(token_count * 2 * (hidden_vector_count * hidden_size + (3 if is_gated else 2) * intermediate_size))
                 + embedding_bytes
             )
         gathered_bytes = 2 * self.gathered_tokens * hidden_size if self.gathering_ranks > 1 else 0
-        return tokens * 2 * EXPERT_VECTORS * hidden_size + gathered_bytes + self.expert_bytes(engine_rank)
+        return token_count * 2 * EXPERT_VECTORS * hidden_size + gathered_bytes + self.expert_bytes(engine_rank)
 
     @property
     def gathered_tokens(self) -> int:

@@ -262,7 +262,7 @@ class AttentionKernels(LinearKernels):
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, width: Number, is_masked: bool
     ) -> Tensor:
         """Computes attention with all scores in memory, as UnfusedDotProductAttention and DotProductAttention do."""
-        autograd_graph, kernel_choices, batch = self.graph, self.rank_choices, self.run_config.batch
+        autograd_graph, kernel_choices, batch_size = self.graph, self.rank_choices, self.run_config.batch
         row_count, key_row_count = q.shape[0], k.shape[0]
         if kv_heads != heads:  # keys and values repeated for each query head
             repeated_shape = (key_row_count, q.shape[1])
@@ -270,11 +270,11 @@ class AttentionKernels(LinearKernels):
             k = self.copy_reordered("repeat", k, repeated_shape)
             v = self.copy_reordered("repeat", v, (key_row_count, width))
         self.persistent.use_torch_workspace("forward")
-        scores_shape = (batch * heads * (row_count // batch), key_row_count // batch)
+        scores_shape = (batch_size * heads * (row_count // batch_size), key_row_count // batch_size)
         uses_transformer_engine = kernel_choices.uses_transformer_engine
         attention_mask = None
         if is_masked and uses_transformer_engine:
-            attention_mask = autograd_graph.new_tensor((row_count, key_row_count // batch), BOOL)
+            attention_mask = autograd_graph.new_tensor((row_count, key_row_count // batch_size), BOOL)
         if uses_transformer_engine:
             baddbmm_input: Tensor | None = autograd_graph.new_tensor(scores_shape, q.dtype)
         else:
@@ -298,7 +298,7 @@ class AttentionKernels(LinearKernels):
         self.record_node("scores", (q, k), [raw_scores], scores_backward, q, k)
         del baddbmm_input, q, k
         has_fused_softmax = uses_transformer_engine or self.has_fused_softmax(
-            batch * heads, row_count // batch, key_row_count // batch
+            batch_size * heads, row_count // batch_size, key_row_count // batch_size
         )
         attention_probs = self.fused_softmax(raw_scores) if has_fused_softmax else self.unfused_softmax(raw_scores)
         if attention_mask is not None:

@@ -215,12 +215,12 @@ class ExpertKernels(HeadKernels):
         """Returns the number of token rows for this rank's experts. row_count: tokens of each rank."""
         return self.sent_rows(row_count) * self.rank_choices.etp
 
-    def sent_rows(self, tokens: Number) -> Number:
-        """Returns the number of token rows that a rank sends to experts. tokens: the rank's tokens."""
+    def sent_rows(self, token_count: Number) -> Number:
+        """Returns the number of token rows that a rank sends to experts. token_count: the rank's tokens."""
         if self.rank_choices.capacity_factor is None:
-            return tokens * self.top_k
+            return token_count * self.top_k
         return self.expert_count * math.ceil(
-            tokens * self.top_k / self.expert_count * self.rank_choices.capacity_factor
+            token_count * self.top_k / self.expert_count * self.rank_choices.capacity_factor
         )
 
     def move_rows(self, operation_name: str, x: Tensor, row_count: Number) -> Tensor:
@@ -271,15 +271,15 @@ class ExpertKernels(HeadKernels):
         return expert_rows
 
     def permute(
-        self, x: Tensor, row_count: Number, tokens: Number, expert_count: Number, probs: Tensor | None
+        self, x: Tensor, row_count: Number, token_count: Number, expert_count: Number, probs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Sorts token rows by expert, and returns the sorted rows and the position map."""
         autograd_graph, row_width = self.graph, x.shape[1]
         if self.rank_choices.fuses_permutation:
-            row_map = autograd_graph.new_tensor((tokens, 2 * expert_count + 1), INT32)
+            row_map = autograd_graph.new_tensor((token_count, 2 * expert_count + 1), INT32)
         else:
-            transposed_map = autograd_graph.new_tensor((expert_count, tokens), BOOL)
-            row_order = autograd_graph.new_tensor((expert_count * tokens,), INT64)
+            transposed_map = autograd_graph.new_tensor((expert_count, token_count), BOOL)
+            row_order = autograd_graph.new_tensor((expert_count * token_count,), INT64)
             row_map = autograd_graph.new_tensor((row_count,), INT64)
             del transposed_map, row_order
         sorted_rows = autograd_graph.new_tensor((row_count, row_width), x.dtype)
@@ -300,14 +300,14 @@ class ExpertKernels(HeadKernels):
         self.row_probs = row_probs
         return sorted_rows, row_map
 
-    def unpermute(self, expert_outputs: list[Tensor], tokens: Number, row_index: Tensor) -> Tensor:
+    def unpermute(self, expert_outputs: list[Tensor], token_count: Number, row_index: Tensor) -> Tensor:
         """Sums the expert outputs of each token."""
         autograd_graph, y = self.graph, expert_outputs.pop()
         outputs_shape, dtype = y.shape, y.dtype
-        token_sums = autograd_graph.new_tensor((tokens, outputs_shape[1]), dtype)
+        token_sums = autograd_graph.new_tensor((token_count, outputs_shape[1]), dtype)
         if not self.rank_choices.fuses_permutation and self.rank_choices.is_deterministic:
             # made twice (moe_utils.py, `unpermute`)
-            token_sums = autograd_graph.new_tensor((tokens, outputs_shape[1]), dtype)
+            token_sums = autograd_graph.new_tensor((token_count, outputs_shape[1]), dtype)
         saved_for_backward = (
             [row_index, y]
             if self.rank_choices.is_deterministic and not self.rank_choices.fuses_permutation
@@ -332,10 +332,10 @@ class ExpertKernels(HeadKernels):
 
     def _send_rows_by_all_to_all(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAlltoAllTokenDispatcher: sorts rows by expert, sends them to the experts' ranks, sorts them again."""
-        kernel_choices, (tokens, _) = self.rank_choices, x.shape
+        kernel_choices, (token_count, _) = self.rank_choices, x.shape
         probs, routing_mask = local_tensors["probs"], local_tensors["routing_map"]
-        row_count = self.sent_rows(tokens)
-        expert_rows, row_map = self.permute(x, row_count, tokens, self.expert_count, probs)
+        row_count = self.sent_rows(token_count)
+        expert_rows, row_map = self.permute(x, row_count, token_count, self.expert_count, probs)
         self.keep_in_dispatcher(row_map, routing_mask, probs)
         local_tensors["index"] = row_map
         local_tensors["hidden_states"] = expert_rows
@@ -350,7 +350,7 @@ class ExpertKernels(HeadKernels):
         if self.local_expert_count > 1:
             expert_rows = self.move_rows("sort", expert_rows, row_count)
             self.row_probs = self.move_rows("sort", self.row_probs, row_count)
-        self.dispatched_token_count = tokens
+        self.dispatched_token_count = token_count
         return expert_rows
 
     def _send_rows_by_hybridep(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
@@ -361,7 +361,7 @@ class ExpertKernels(HeadKernels):
         Source: DeepEP, hybrid-ep at 94a9f8f, csrc/hybrid_ep/executor/executor.cu, `metadata_preprocess_core`, and
         hybrid_ep.cu, `dispatch_with_permute`.
         """
-        kernel_choices, autograd_graph, (tokens, row_width) = self.rank_choices, self.graph, x.shape
+        kernel_choices, autograd_graph, (token_count, row_width) = self.rank_choices, self.graph, x.shape
         rank_count, local_expert_count, probs = (
             kernel_choices.ep * kernel_choices.etp,
             self.local_expert_count,
@@ -369,15 +369,15 @@ class ExpertKernels(HeadKernels):
         )
         if probs.dtype is not FLOAT32:
             probs = self.aten.to(probs, FLOAT32)
-        row_count, column_count = self.received_rows(tokens), self.expert_count * kernel_choices.etp
+        row_count, column_count = self.received_rows(token_count), self.expert_count * kernel_choices.etp
         if kernel_choices.etp > 1:  # the map and the probabilities, for each rank that divides an expert
-            self.keep_in_dispatcher(autograd_graph.new_tensor((tokens, column_count), BOOL))
-            probs = self.copy_reordered("expand", probs, (tokens, column_count))
+            self.keep_in_dispatcher(autograd_graph.new_tensor((token_count, column_count), BOOL))
+            probs = self.copy_reordered("expand", probs, (token_count, column_count))
         dispatch_handle = [
-            autograd_graph.new_tensor((tokens, rank_count), INT32),
-            autograd_graph.new_tensor((tokens, 1), BOOL),
-            autograd_graph.new_tensor((tokens * rank_count, local_expert_count), BOOL),
-            autograd_graph.new_tensor((tokens * rank_count, local_expert_count), INT32),
+            autograd_graph.new_tensor((token_count, rank_count), INT32),
+            autograd_graph.new_tensor((token_count, 1), BOOL),
+            autograd_graph.new_tensor((token_count * rank_count, local_expert_count), BOOL),
+            autograd_graph.new_tensor((token_count * rank_count, local_expert_count), INT32),
         ]
         expert_rows = autograd_graph.new_tensor((row_count, row_width), x.dtype)
         row_probs = autograd_graph.new_tensor((row_count, 1), FLOAT32)
@@ -388,7 +388,7 @@ class ExpertKernels(HeadKernels):
         ) -> Gradients:
             return [
                 autograd_graph.new_tensor(x_shape, BFLOAT16),
-                autograd_graph.new_tensor((tokens, column_count), FLOAT32),
+                autograd_graph.new_tensor((token_count, column_count), FLOAT32),
             ]
 
         self.record_node("dispatch", (x, probs), [expert_rows, row_probs], backward, *dispatch_handle)
@@ -399,7 +399,7 @@ class ExpertKernels(HeadKernels):
         )
         local_tensors["hidden_states"], local_tensors["dispatched_input"] = x, expert_rows
         self.row_probs = row_probs
-        self.dispatched_token_count = tokens
+        self.dispatched_token_count = token_count
         self.dispatch_handle: list[Tensor] = dispatch_handle
         return expert_rows
 

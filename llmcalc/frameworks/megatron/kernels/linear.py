@@ -49,17 +49,19 @@ class LinearKernels(RankKernels):
 
     def norm_weights(self, operation: Step, module_path: ModulePath) -> list[Tensor]:
         """Returns the weight and bias of a norm."""
-        spec: Norm = operation.options["spec"]
+        norm_spec: Norm = operation.options["spec"]
         norm_shape = (self.element_count(operation.options["over"]),)
-        weight_names = [name for name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present]
+        weight_names = [
+            name for name, is_present in (("weight", norm_spec.weight), ("bias", norm_spec.has_bias)) if is_present
+        ]
         return [self.weight(f"{operation.name}.{weight_name}", norm_shape, module_path) for weight_name in weight_names]
 
     def norm(self, x: Tensor, operation: Step, module_path: ModulePath, row_count: Number) -> Tensor:
         """Runs an unfused norm, which saves its input, and one or two statistics per row. row_count: number of rows."""
-        weights, spec = self.norm_weights(operation, module_path), operation.options["spec"]
+        weights, norm_spec = self.norm_weights(operation, module_path), operation.options["spec"]
         x = self.contiguous(x)
         norm_output = self.empty_like(x)
-        norm_statistics = [self.new_row_statistics(row_count) for _ in range(2 if spec.type == "layernorm" else 1)]
+        norm_statistics = [self.new_row_statistics(row_count) for _ in range(2 if norm_spec.type == "layernorm" else 1)]
         return self.node_with_new_gradients("norm", (x, *weights), norm_output, x, *norm_statistics)
 
     def is_fused_with_norm_before(self, operation: Step) -> bool:

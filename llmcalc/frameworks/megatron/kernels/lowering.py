@@ -220,9 +220,9 @@ class PersistentTensors:
                     self.drain_buffers[buffer_name] = Storage(self.meter, buffer_bytes)
             del layer_input, output_gradient
 
-    def allocate_causal_mask(self, tokens: Number) -> None:
-        """Allocates the causal mask of `tokens` tokens, which stays allocated."""
-        self._keep_workspace(f"mask of {tokens}", tokens * tokens)
+    def allocate_causal_mask(self, token_count: Number) -> None:
+        """Allocates the causal mask of `token_count` tokens, which stays allocated."""
+        self._keep_workspace(f"mask of {token_count}", token_count * token_count)
 
     def keep_quantized_weight(self, weight: Tensor, buffer_sizes: Sequence[int]) -> None:
         """Allocates a weight's 8-bit copy and scales. buffer_sizes: bytes of each tensor."""
