@@ -79,7 +79,9 @@ def with_nccl_buffers(
     """Returns a rank's memory plus NCCL's buffers, if the size of the buffers is known."""
     if not has_known_buffers(layout, framework, cuda_runtime):
         return rank_memory
-    nccl_bytes = sum(communicator_bytes(count, torch_version) for count in ranks_per_communicator(layout, framework))
+    nccl_bytes = sum(
+        communicator_bytes(rank_count, torch_version) for rank_count in ranks_per_communicator(layout, framework)
+    )
     if not nccl_bytes:
         return rank_memory
     citation = "NCCL's source: 24 channels of an A100 behind NVSwitch"

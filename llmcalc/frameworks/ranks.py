@@ -159,8 +159,8 @@ class Cluster:
         for pp in range(1, self.layout.pp - 1):
             if not any(_covers_all_layers(layers[earlier_stage], layers[pp]) for earlier_stage in middle_stages):
                 middle_stages.append(pp)
-        ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
-        return tuple(sorted({*ranks, self.layout.world_size - 1}))
+        rank_numbers = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
+        return tuple(sorted({*rank_numbers, self.layout.world_size - 1}))
 
     def memory_of_ranks(self, cuda_runtime: CudaRuntime) -> tuple[RankMemory, ...]:
         """Returns the memory of each rank in `ranks` on an accelerator with a CUDA runtime.
@@ -199,15 +199,15 @@ class Cluster:
             memory = rank_memory(replace(self.inference_rank(rank), cuda_runtime=cuda_runtime))
         memory = with_nccl_buffers(memory, self.layout, self.framework, cuda_runtime, self.settings.torch or "")
         memory = memory_with_evidence(memory, self.evidence)
-        stage, run_memory = self.layout.coordinates(rank).pp, memory
-        parts: list[FrozenModel | SecondLoss | EncoderBytes] = (
+        stage_index, run_memory = self.layout.coordinates(rank).pp, memory
+        added_parts: list[FrozenModel | SecondLoss | EncoderBytes] = (
             [] if self.run.frozen_model is None else [*self.run.frozen_model.parts]
         )
-        if self.trains and stage == 0:
-            parts += encoders_on_rank(self.memory, self.layout, self.run.encoders, self.run.frozen_model)
-        for part in parts:
-            memory = _with_added_bytes(memory, part, part.additional_bytes(self.memory, run_memory))
-        return RankMemory(rank, stage, memory)
+        if self.trains and stage_index == 0:
+            added_parts += encoders_on_rank(self.memory, self.layout, self.run.encoders, self.run.frozen_model)
+        for added_part in added_parts:
+            memory = _with_added_bytes(memory, added_part, added_part.additional_bytes(self.memory, run_memory))
+        return RankMemory(rank, stage_index, memory)
 
     @cached_property
     def _host_terms(self) -> tuple[MemoryTerm, ...]:
@@ -321,8 +321,14 @@ def _with_added_bytes(
         device_bytes=device_memory.device_bytes + frozen_bytes,
         peak_at=device_memory.peak_at._replace(bytes=device_memory.peak_at.bytes + frozen_bytes),
         by_kind=with_frozen_bytes(device_memory.by_kind),
-        timeline=tuple(point._replace(bytes=point.bytes + frozen_bytes) for point in device_memory.timeline),
-        moments={name: with_frozen_bytes(bytes_by_kind) for name, bytes_by_kind in device_memory.moments.items()},
+        timeline=tuple(
+            timeline_point._replace(bytes=timeline_point.bytes + frozen_bytes)
+            for timeline_point in device_memory.timeline
+        ),
+        moments={
+            moment_name: with_frozen_bytes(bytes_by_kind)
+            for moment_name, bytes_by_kind in device_memory.moments.items()
+        },
         terms=(
             tensors_term,
             MemoryTerm(frozen_model.name, frozen_bytes, "estimate", frozen_model.source),

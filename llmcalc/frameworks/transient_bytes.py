@@ -93,7 +93,7 @@ TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameterCount
 
 
 def no_transient_bytes(
-    layout: Layout, stage_parameters: Sequence[StageParameterCounts], micro_batches: int
+    layout: Layout, stage_parameters: Sequence[StageParameterCounts], micro_batch_count: int
 ) -> TransientBytes:
     """Returns zero temporary bytes, for frameworks that allocate no temporary tensors."""
     return TransientBytes()
@@ -172,8 +172,8 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
             gradient_element_bytes=gradient_element_bytes,
         )
     peak_of_1_matrix, peak_of_2_matrices, peak_of_3_matrices = (
-        _optimizer_step_peak(training_config, gradient_type, has_gradient_copies, count) / matrix_elements
-        for count in (1, 2, 3)
+        _optimizer_step_peak(training_config, gradient_type, has_gradient_copies, matrix_count) / matrix_elements
+        for matrix_count in (1, 2, 3)
     )
     bytes_per_parameter = max(0.0, peak_of_3_matrices - peak_of_2_matrices)
     largest_matrix_bytes = max(0.0, peak_of_1_matrix - bytes_per_parameter)

@@ -143,9 +143,9 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
     field_values = {"stage": 0} | _zero_values(reader, reader.table(config, "zero_optimization"), field_types)
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
-            name: setting_value
-            for name, setting_value in field_values.items()
-            if not (name.startswith("stage3_") and setting_value == AUTO)
+            zero_name: setting_value
+            for zero_name, setting_value in field_values.items()
+            if not (zero_name.startswith("stage3_") and setting_value == AUTO)
         }
     inner_tables = {
         "grad_accum_dtype": ("data_types", "grad_accum_dtype"),

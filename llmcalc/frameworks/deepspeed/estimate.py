@@ -37,7 +37,7 @@ def transient_bytes(
     element_bytes: int,
     layout: Layout,
     stage_parameters: Sequence[StageParameterCounts],
-    micro_batches: int,
+    micro_batch_count: int,
 ) -> TransientBytes:
     """Returns a rank's temporary bytes at the peak. element_bytes: bytes per element of weights and gradients.
 

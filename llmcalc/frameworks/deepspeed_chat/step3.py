@@ -51,7 +51,9 @@ def step1_arguments(reader: LaunchReader, step3_arguments: Table) -> dict[str, A
     reader.refuse_if_set(step3_arguments, REFUSED_ARGUMENTS, "--")
     accumulation_steps = reader.integer(step3_arguments, "gradient_accumulation_steps", 1)
     step1_table = {
-        name: value for name, value in step3_arguments.items() if name in ("offload", "dtype", "only_optimize_lora")
+        step3_name: step3_value
+        for step3_name, step3_value in step3_arguments.items()
+        if step3_name in ("offload", "dtype", "only_optimize_lora")
     }
     step1_table |= {
         STEP_1_ARGUMENT_BY_ACTOR_ARGUMENT[argument_name]: argument_value

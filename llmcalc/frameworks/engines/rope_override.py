@@ -76,7 +76,9 @@ def _overridden_scaling(overridden_fields: Mapping[str, Any], flag_name: str) ->
     inner_fields = overridden_fields.get(INNER_CONFIG, {})
     if not isinstance(inner_fields, Mapping):
         raise InputError(f"{flag_name}: {INNER_CONFIG} {short_repr(inner_fields)}; expected a JSON object")
-    all_fields = {name: value for name, value in overridden_fields.items() if name != INNER_CONFIG} | dict(inner_fields)
+    all_fields = {
+        config_key: config_value for config_key, config_value in overridden_fields.items() if config_key != INNER_CONFIG
+    } | dict(inner_fields)
     rope_parameters: Mapping[str, Any] | None = None
     for field_name, field_value in all_fields.items():
         is_for_classifier = flag_name == CLASS_OVERRIDE_FLAG and (

@@ -57,7 +57,9 @@ def read_accelerate(config: Table, source_file: LaunchSource) -> Launch:
 
 def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) -> Launch:
     """Returns the training run for the framework that an accelerate config selects, such as FSDP or DeepSpeed."""
-    plugins_by_type = {plugin.distributed_type: (name, plugin) for name, plugin in plugin_by_framework().items()}
+    plugins_by_type = {
+        plugin.distributed_type: (plugin_name, plugin) for plugin_name, plugin in plugin_by_framework().items()
+    }
     plugin_tables = (plugin.section_name for _, plugin in plugins_by_type.values())
     reader.record_argument_names(
         config, (*READ_ACCELERATE_KEYS, *plugin_tables), IGNORED_ACCELERATE_KEYS, "no key that is known"

@@ -58,7 +58,7 @@ def is_litgpt(config: Table) -> bool:
         "micro_batch_size" in train_table or "global_batch_size" in train_table
     )
     return has_batch_sizes and any(
-        argument_name in config for argument_name in ("checkpoint_dir", "model_name", "lora_r", "logger_name")
+        known_argument in config for known_argument in ("checkpoint_dir", "model_name", "lora_r", "logger_name")
     )
 
 

@@ -125,7 +125,11 @@ def _argument_name(flag: str) -> str:
 def _integer_argument(config: Table, argument_name: str) -> int | None:
     """Returns an argument's value as a number; None if it is missing or not a number."""
     argument_value = next(
-        (value for flag, value in _key_and_arguments(config)[1].items() if _argument_name(str(flag)) == argument_name),
+        (
+            written_value
+            for flag, written_value in _key_and_arguments(config)[1].items()
+            if _argument_name(str(flag)) == argument_name
+        ),
         None,
     )
     number_text = str(argument_value)
@@ -134,10 +138,18 @@ def _integer_argument(config: Table, argument_name: str) -> int | None:
 
 def _with_changed_arguments(config: Table, argument_changes: Mapping[str, Any]) -> Table:
     """Returns the file's arguments with changed values, without arguments whose new value is None."""
-    table_key, table = _key_and_arguments(config)
+    table_key, argument_table = _key_and_arguments(config)
     dropped_arguments = set(argument_changes) | (
         {"recompute_activations"} if "recompute_granularity" in argument_changes else set()
     )
-    arguments = {flag: value for flag, value in table.items() if _argument_name(str(flag)) not in dropped_arguments}
-    arguments |= {f"--{name.replace('_', '-')}": value for name, value in argument_changes.items() if value is not None}
+    arguments = {
+        flag: argument_value
+        for flag, argument_value in argument_table.items()
+        if _argument_name(str(flag)) not in dropped_arguments
+    }
+    arguments |= {
+        f"--{argument_name.replace('_', '-')}": argument_value
+        for argument_name, argument_value in argument_changes.items()
+        if argument_value is not None
+    }
     return {**config, table_key: arguments} if table_key else arguments

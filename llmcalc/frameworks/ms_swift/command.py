@@ -297,9 +297,9 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         *task_arguments(reader, swift_config, rlhf_type),
     )
     reader.ignored_arguments += [
-        name
-        for name in swift_config
-        if name in ARGUMENTS_IGNORED or (name in IGNORED_TRAINER_ARGUMENTS and name not in ARGUMENTS_READ)
+        argument
+        for argument in swift_config
+        if argument in ARGUMENTS_IGNORED or (argument in IGNORED_TRAINER_ARGUMENTS and argument not in ARGUMENTS_READ)
     ]
     record_unknown_keys(reader, swift_config, handled_names, "", "no argument that is known")
     tuner_type = swift_config.get("tuner_type", swift_config.get("train_type", swift_config.get("sft_type")))
@@ -359,4 +359,6 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     config = swift_config.get("deepspeed")
     if config is not None:
         trainer_table["deepspeed"] = deepspeed_config(str(config)) or config
-    return {name: value for name, value in trainer_table.items() if value is not False}
+    return {
+        argument: argument_value for argument, argument_value in trainer_table.items() if argument_value is not False
+    }

@@ -152,10 +152,15 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
                 "grpo", f"the file has no table of a training; expected one of {', '.join(ALGORITHMS)}"
             )
         flat_values = flat_config(
-            {name: reader.table(merged_config, name) for name in ("policy", "cluster", "loss_fn", *ALGORITHMS)}
+            {
+                table_name: reader.table(merged_config, table_name)
+                for table_name in ("policy", "cluster", "loss_fn", *ALGORITHMS)
+            }
         )
         policy_table = {
-            key.removeprefix("policy."): value for key, value in flat_values.items() if key.startswith("policy.")
+            config_key.removeprefix("policy."): config_value
+            for config_key, config_value in flat_values.items()
+            if config_key.startswith("policy.")
         }
         _record_policy_keys(reader, policy_table)
         model_id = str(policy_table.get("model_name") or "")
@@ -428,13 +433,13 @@ def _read_rollout(reader: LaunchReader, flat_config: Table, policy_table: Table)
 
 def _eight_bit_flags(reader: LaunchReader, policy_table: Table) -> dict[str, Any]:
     """Returns vLLM's flags for 8-bit weights and caches (models/generation/vllm/quantization/fp8.py)."""
-    flags: dict[str, Any] = {}
+    format_flags: dict[str, Any] = {}
     if policy_table.get("generation.vllm_cfg.precision") == "fp8":
         reader.notes.append("policy.generation.vllm_cfg.precision fp8: scales of blocks of 128 × 128 are not counted")
-        flags["quantization"] = "fp8"
+        format_flags["quantization"] = "fp8"
     if str(policy_table.get("generation.vllm_cfg.kv_cache_dtype", "auto")).startswith("fp8"):
-        flags["kv_cache_dtype"] = "fp8"
-    return flags
+        format_flags["kv_cache_dtype"] = "fp8"
+    return format_flags
 
 
 def _add_expert_parallel_flag(reader: LaunchReader, policy_table: Table, flags: dict[str, Any]) -> None:

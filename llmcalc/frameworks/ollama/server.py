@@ -129,7 +129,9 @@ def _llama_cpp_record() -> GgmlEngineRecord:
 def check_model(preset: Preset, engine_version: EngineVersion) -> None:
     """Raises `InputError` for a model that neither the version of Ollama nor llama.cpp has an architecture for."""
     class_name = converted_class(preset)
-    class_range = next((row for row in read_record().own_engine_classes if class_name in row.classes), None)
+    class_range = next(
+        (class_row for class_row in read_record().own_engine_classes if class_name in class_row.classes), None
+    )
     if class_range is None:
         check_architecture(preset, _llama_cpp_record(), EngineVersion(_llama_cpp_record().newest, ""))
     elif not ranges_with_version([class_range], parse_version(engine_version.version)):
@@ -162,7 +164,11 @@ class OllamaServer:
         if self.hardware.is_processor:
             return 0
         visible_devices = self.flags.get("CUDA_VISIBLE_DEVICES")
-        return 1 if visible_devices is None else len([name for name in str(visible_devices).split(",") if name.strip()])
+        return (
+            1
+            if visible_devices is None
+            else len([device_name for device_name in str(visible_devices).split(",") if device_name.strip()])
+        )
 
     @cached_property
     def num_ctx(self) -> int:
@@ -329,19 +335,19 @@ def tag_flags(preset: Preset) -> dict[str, Any]:
     return {"mmproj": TAG_ENCODER} if has_encoder(preset) else {}
 
 
-def default_context(preset: Preset, hardware: Hardware, devices: int) -> int:
+def default_context(preset: Preset, hardware: Hardware, device_count: int) -> int:
     """Returns the default context length in tokens of the newest Ollama version on this number of GPUs.
 
     Raises `InputError` for a model that Ollama does not run.
     """
-    visible_devices = ",".join(map(str, range(devices)))
+    visible_devices = ",".join(map(str, range(device_count)))
     version = read_record().named_version("")
     return OllamaServer(preset, hardware, version, {"CUDA_VISIBLE_DEVICES": visible_devices}).num_ctx
 
 
 def memory(server: OllamaServer) -> EngineMemory:
     """Returns Ollama's memory on the GPUs and the host. Ollama starts unless a single layer does not fit."""
-    fitted_server, flags = server.fitted_server, server.flags
+    fitted_server, option_values = server.fitted_server, server.flags
     fit_notes = (server.version.note, *fitted_server.notes)
     computed_memory = engine_memory(fitted_server.server, fitted_server.buffers, fit_notes, NOTE_TEXTS)
     layer_count = len(fitted_server.server.model.layers) + 1
@@ -353,16 +359,16 @@ def memory(server: OllamaServer) -> EngineMemory:
             f"{host_layer_count} of {layer_count} layers are on the CPU, "
             f"{computed_memory.host['share']:.0%} of all bytes",
         )
-    if server.runs_single_requests and int(flags.get("OLLAMA_NUM_PARALLEL", 1)) > 1:
-        answer_notes.insert(0, SINGLE_REQUEST_NOTE.format(requests=flags["OLLAMA_NUM_PARALLEL"]))
-    if flags.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
+    if server.runs_single_requests and int(option_values.get("OLLAMA_NUM_PARALLEL", 1)) > 1:
+        answer_notes.insert(0, SINGLE_REQUEST_NOTE.format(requests=option_values["OLLAMA_NUM_PARALLEL"]))
+    if option_values.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
         answer_notes.append("OLLAMA_KV_CACHE_TYPE needs OLLAMA_FLASH_ATTENTION=1: the cache is f16")
     assumed_options = {
         (flag_name if flag_name.isupper() else option(flag_name)): default_value
         for flag_name, default_value in server.defaults.items()
-        if flag_name not in flags and not (flag_name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
+        if flag_name not in option_values and not (flag_name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in option_values)
     }
-    format_note = LIBRARY_FORMAT_NOTE if server.scheme != flags.get("quantize") else ""
+    format_note = LIBRARY_FORMAT_NOTE if server.scheme != option_values.get("quantize") else ""
     return replace(
         computed_memory,
         max_model_len=server.num_ctx,

@@ -95,9 +95,9 @@ def _model_spec(reader: LaunchReader, model_table: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
     reader.refuse_other_values(model_table, MODELLED_VALUES, "model.")
     hidden_size, layer_count = (
-        read_integer(reader, f"model.{key}", model_table.get(key)) for key in ("d_model", "n_layers")
+        read_integer(reader, f"model.{size_key}", model_table.get(size_key)) for size_key in ("d_model", "n_layers")
     )
-    heads = reader.integer(model_table, "n_heads", 12)
+    head_count = reader.integer(model_table, "n_heads", 12)
     activation_name = reader.choice(model_table, "activation_type", ("swiglu", "gelu", "relu"), "swiglu", "model.")
     is_gated = activation_name == "swiglu"
     inner_width = (
@@ -116,7 +116,7 @@ def _model_spec(reader: LaunchReader, model_table: Table) -> ModelSpec:
         norm_table["weight"] = False
     elif norm_table["type"] == "layernorm" and not has_bias:
         norm_table["bias"] = False
-    attention_table: dict[str, Any] = {"num_attention_heads": heads}
+    attention_table: dict[str, Any] = {"num_attention_heads": head_count}
     key_heads = 1 if model_table.get("multi_query_attention") else model_table.get("n_kv_heads")
     if key_heads is not None:
         attention_table["num_key_value_heads"] = read_integer(reader, "model.n_kv_heads", key_heads)

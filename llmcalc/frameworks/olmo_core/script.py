@@ -82,7 +82,9 @@ def read_python(script_text: str, source_file: LaunchSource) -> Launch:
     with launch_reader(source_file) as reader:
         syntax_tree = parse_python(script_text, source_file.name_in_errors)
         variables = dict(_number_assignments(syntax_tree.body, {}))
-        sequence_length = next((variables[name] for name in LENGTH_CONSTANTS if name in variables), None)
+        sequence_length = next(
+            (variables[constant_name] for constant_name in LENGTH_CONSTANTS if constant_name in variables), None
+        )
         variables |= dict.fromkeys(LENGTH_VARIABLES, sequence_length)
         for function_node in (node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)):
             variables |= {
@@ -139,16 +141,17 @@ def _arguments_of_first_call(
     return None if call_node is None else _values_of_call_arguments(call_node, variables)
 
 
-def _values_of_call_arguments(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
+def _values_of_call_arguments(call_node: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns argument → value of a call. Names such as `DType.bfloat16` and nested calls stay source text."""
     argument_values = {
-        keyword.arg: (keyword.value, expression_value(keyword.value, variables)) for keyword in call.keywords
+        keyword.arg: (keyword.value, expression_value(keyword.value, variables)) for keyword in call_node.keywords
     }
     return {
-        str(name): dotted_name_of(value_node.func if isinstance(value_node, ast.Call) else value_node) or value.text
-        if isinstance(value, UnknownValue)
-        else value
-        for name, (value_node, value) in argument_values.items()
+        str(argument_name): dotted_name_of(value_node.func if isinstance(value_node, ast.Call) else value_node)
+        or argument_value.text
+        if isinstance(argument_value, UnknownValue)
+        else argument_value
+        for argument_name, (value_node, argument_value) in argument_values.items()
     }
 
 
@@ -161,7 +164,11 @@ def _model_spec_and_name(
 ) -> tuple[ModelSpec | None, str]:
     """Returns a script's model, or None with the model's name if no preset has the name or the script changes it."""
     model_name = next(
-        (dotted_name_of(node.func) for node in call_nodes if dotted_name_of(node.func).startswith(MODEL_METHOD_PREFIX)),
+        (
+            dotted_name_of(model_call.func)
+            for model_call in call_nodes
+            if dotted_name_of(model_call.func).startswith(MODEL_METHOD_PREFIX)
+        ),
         "",
     )
     preset = PRESET_BY_MODEL_NAME.get(model_name.rpartition(".")[2])
@@ -217,7 +224,9 @@ def _sequence_ranks(
         return 1
     if not isinstance(config, Mapping):
         calls_of_class = [
-            call for call in call_nodes if dotted_name_of(call.func).startswith("TransformerContextParallelConfig")
+            config_call
+            for config_call in call_nodes
+            if dotted_name_of(config_call.func).startswith("TransformerContextParallelConfig")
         ]
         config = _values_of_call_arguments(calls_of_class[0], variables) if calls_of_class else {}
     if config.get("degree") is None:

@@ -121,7 +121,9 @@ class LaunchedServer:
             "program": program_name,
             "version": engine_version,
             "model": self.model_name or None,
-            "filled_in": {name: json_value_of(default_value) for name, default_value in default_flags.items()},
+            "filled_in": {
+                flag_field: json_value_of(default_value) for flag_field, default_value in default_flags.items()
+            },
             "overridden": {flag_name: override.json_data() for flag_name, override in self.option_overrides.items()},
             "env": dict(self.env),
             "gpu": self.gpu_name or None,

@@ -543,7 +543,8 @@ class SGLangServer(EngineServer):
         }
         table_bytes = int(model.vocab_size) * int(model.hidden_size) * self.element_bytes
         return sum(
-            table_bytes // ranks_of_table[name] for name in draft_vocabulary_tables(self.speculation, self.preset)
+            table_bytes // ranks_of_table[table_name]
+            for table_name in draft_vocabulary_tables(self.speculation, self.preset)
         )
 
     @property
@@ -683,9 +684,9 @@ def _has_unequal_value_width(preset: Preset) -> bool:
 
 def memory(server: SGLangServer) -> EngineMemory:
     """Returns the memory of SGLang on its devices. Raises `InputError` for flags that contradict the model."""
-    version_rules, memory_fraction, flags = server.rules, server.cache_fraction, server.flags
+    version_rules, memory_fraction, flag_values = server.rules, server.cache_fraction, server.flags
     budget_bytes = int(server.free_bytes_before_loading * memory_fraction)
-    page_tokens = int(flags.get("page_size", 1))
+    page_tokens = int(flag_values.get("page_size", 1))
     stage_memories = []
     for stage_number in range(server.pp):
         engine_rank = server.rank_of_stage(stage_number)
@@ -702,7 +703,7 @@ def memory(server: SGLangServer) -> EngineMemory:
     cache_tokens, cache_bytes, weight_bytes, engine_rank, slot_pool = min(
         stage_memories, key=lambda stage_memory: stage_memory[0]
     )
-    cache_tokens = min(cache_tokens, int(flags.get("max_total_tokens", 10**15))) // page_tokens * page_tokens
+    cache_tokens = min(cache_tokens, int(flag_values.get("max_total_tokens", 10**15))) // page_tokens * page_tokens
     memory_terms = (
         MemoryTerm(
             "budget",

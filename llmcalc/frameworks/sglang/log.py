@@ -52,7 +52,9 @@ _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the memory sizes that SGLang printed in a log; None for a log without memory sizes."""
     logged_ranks = [
-        int(flag_match[1]) for line in log_text.lines_with(*RANK_HINTS) if (flag_match := _RANK.search(line[:120]))
+        int(flag_match[1])
+        for rank_line in log_text.lines_with(*RANK_HINTS)
+        if (flag_match := _RANK.search(rank_line[:120]))
     ]
     first_rank = min(logged_ranks, default=0)
     log_values = LogValues(log_text, PATTERNS, lambda log_line: _is_of_another_rank(log_line, first_rank))

@@ -62,7 +62,7 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """Result of `passes_cache_key` for a rank → the rank's recorded passes."""
 
 
-def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk], micro_batches: int) -> int:
+def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk], micro_batch_count: int) -> int:
     """Returns the number of micro-batches that a replay with the caching allocator runs.
 
     They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
@@ -70,10 +70,10 @@ def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk
     layer_count = sum(len(model_chunk.stage.layers) for model_chunk in model_chunks)
     replayed_microbatches = max(MAX_PASSES // (min(layout.pp, 3) * max(1, layer_count)), 2 * layout.pp * layout.vpp + 2)
     if layout.vpp > 1:
-        if micro_batches % layout.pp:
-            return micro_batches
+        if micro_batch_count % layout.pp:
+            return micro_batch_count
         replayed_microbatches = -(-replayed_microbatches // layout.pp) * layout.pp
-    return min(replayed_microbatches, micro_batches)
+    return min(replayed_microbatches, micro_batch_count)
 
 
 @without_garbage_collection()

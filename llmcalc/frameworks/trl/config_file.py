@@ -117,7 +117,11 @@ def is_trl(config: Table) -> bool:
     has_trl_argument = bool(IDENTIFYING_ARGUMENTS & set(config)) or (
         "dataset_name" in config and not is_trainer(config)
     )
-    return "model_name_or_path" in config and has_trl_argument and any(name in config for name in trainer_arguments)
+    return (
+        "model_name_or_path" in config
+        and has_trl_argument
+        and any(argument_name in config for argument_name in trainer_arguments)
+    )
 
 
 def read_trl(config: Table, source_file: LaunchSource, earlier_argument_name: str = "") -> Launch:
@@ -147,7 +151,9 @@ def read_trl(config: Table, source_file: LaunchSource, earlier_argument_name: st
             (*known_argument_names(), *ARGUMENTS_READ, REWARD_ARGUMENT, *READ_GRPO_ARGUMENTS, *PREFERENCE_ARGUMENTS),
             ignored_names,
         )
-        known_loss_keys = (name for name in PREFERENCE_ARGUMENTS if config.get(name) is not None)
+        known_loss_keys = (
+            loss_argument for loss_argument in PREFERENCE_ARGUMENTS if config.get(loss_argument) is not None
+        )
         is_pair_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         has_teacher = bool(config.get(TEACHER_ARGUMENT))
         loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pair_loss else "")

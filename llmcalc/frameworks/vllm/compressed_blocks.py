@@ -80,7 +80,10 @@ def compressed_pool(
         page_bytes = counts_pages * _page_bytes(group_pages)
         layer_groups.append(LayerGroup(page_tuple_count, window, block_tokens=block_tokens, page_bytes=page_bytes))
         pages_per_block.append(
-            {page_bytes: -(-count // page_tuple_count) for page_bytes, count in _layers_by_size(group_pages).items()}
+            {
+                page_bytes: -(-page_count // page_tuple_count)
+                for page_bytes, page_count in _layers_by_size(group_pages).items()
+            }
         )
     return BlockPool(
         _block_bytes(pages_per_block, page_sizes, page_layout),
@@ -177,5 +180,11 @@ def _block_bytes(pages_per_block: list[dict[int, int]], page_sizes: list[int], p
     if page_layout == "tuples":
         return sum(page_sizes) * max(max(pages_by_size.values()) for pages_by_size in pages_per_block)
     if page_layout == "page sizes":
-        return sum(size * max(pages_by_size.get(size, 0) for pages_by_size in pages_per_block) for size in page_sizes)
-    return max(sum(size * count for size, count in pages_by_size.items()) for pages_by_size in pages_per_block)
+        return sum(
+            page_bytes * max(pages_by_size.get(page_bytes, 0) for pages_by_size in pages_per_block)
+            for page_bytes in page_sizes
+        )
+    return max(
+        sum(page_bytes * page_count for page_bytes, page_count in pages_by_size.items())
+        for pages_by_size in pages_per_block
+    )

@@ -37,10 +37,14 @@ def scaled_length(preset: Preset) -> int | None:
 
 def short_rope_length(preset: Preset) -> int | None:
     """Returns the longest length in tokens with LongRoPE's short factors; None if the model does not state it."""
-    for table in _scaling_tables(preset.rope_parameters or {}):
-        original_length = table.get("original_max_position_embeddings")
+    for scaling_table in _scaling_tables(preset.rope_parameters or {}):
+        original_length = scaling_table.get("original_max_position_embeddings")
         has_stated_length = preset.config is None or "original_max_position_embeddings" in preset.config
-        if table.get("rope_type", table.get("type")) in ("su", "longrope") and has_stated_length and original_length:
+        if (
+            scaling_table.get("rope_type", scaling_table.get("type")) in ("su", "longrope")
+            and has_stated_length
+            and original_length
+        ):
             return int(original_length)
     return None
 

@@ -344,7 +344,7 @@ class VLLMSettings(EngineServer):
         is_old_gpu = is_nvidia and float(compute_capability or 9) < 8
         pipelines_from = V1_PIPELINES_FROM.get(self.flags.get("distributed_executor_backend"), FIRST_VERSION_WITHOUT_V0)
         has_fp8_cache = str(self.flags.get("kv_cache_dtype", "")).startswith("fp8")
-        reasons = (
+        conditions_and_reasons = (
             (V1_ANY_GPU_FROM, is_old_gpu, f"{title} has compute capability {compute_capability}, not 8.0"),
             (V1_FLOAT32_FROM, self.dtype == "float32", "it computes in float32"),
             (V1_EMBEDDINGS_FROM, self.has_embedding_output, "the model gives embeddings or scores"),
@@ -353,7 +353,14 @@ class VLLMSettings(EngineServer):
             (V1_ADAPTERS_FROM, is_default and bool(self.flags.get("enable_lora")), "it has LoRA adapters"),
             (self._v1_fp8_cache_from, has_fp8_cache, f"V1 has no cache in fp8 on {title}"),
         )
-        return next((reason for v1_from, applies, reason in reasons if applies and version < v1_from), "")
+        return next(
+            (
+                first_engine_reason
+                for v1_from, condition_applies, first_engine_reason in conditions_and_reasons
+                if condition_applies and version < v1_from
+            ),
+            "",
+        )
 
     @property
     def _v1_fp8_cache_from(self) -> tuple[int, ...]:

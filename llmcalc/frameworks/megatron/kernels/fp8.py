@@ -75,7 +75,11 @@ def state_sizes(kernel_choices: RankKernelChoices) -> list[int]:
     Three belong to the input, weight and output, two to gradients.
     """
     return (
-        [4 * tensor_count for size in (3, 2) for tensor_count in (size, size * kernel_choices.amax_history_length)]
+        [
+            4 * tensor_count
+            for direction_factor in (3, 2)
+            for tensor_count in (direction_factor, direction_factor * kernel_choices.amax_history_length)
+        ]
         if kernel_choices.fp8_recipe == "delayed"
         else []
     )
@@ -100,7 +104,9 @@ class Fp8Kernels(DeltaKernels):
         kernel_choices = self.rank_choices
         if kernel_choices.fp8_recipe == "none":
             return False
-        layer_index = next((call.layer_index for call in self.frames if call.layer_index is not None), None)
+        layer_index = next(
+            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), None
+        )
         if layer_index is None or self.is_in_multi_token_prediction:
             return True
         first_bf16_layers, last_bf16_layers = kernel_choices.bf16_layer_counts
@@ -131,7 +137,7 @@ class Fp8Kernels(DeltaKernels):
         )
 
     def quantize_experts(
-        self, row_count: Number, width: Number, expert_count: int, needs_columnwise: bool = True
+        self, row_count: Number, row_width: Number, expert_count: int, needs_columnwise: bool = True
     ) -> QuantizedTensor:
         """Returns the 8-bit inputs of several experts, each expert with the same number of rows.
 
@@ -140,14 +146,16 @@ class Fp8Kernels(DeltaKernels):
         """
         if self.rank_choices.fp8_recipe in PER_TENSOR_SCALE_RECIPES:
             quantized_experts = [
-                self.quantize(row_count, width, needs_columnwise=needs_columnwise) for _ in range(expert_count)
+                self.quantize(row_count, row_width, needs_columnwise=needs_columnwise) for _ in range(expert_count)
             ]
             return QuantizedTensor(
                 [x for expert_tensors in quantized_experts for x in expert_tensors.rowwise],
                 [x for expert_tensors in quantized_experts for x in expert_tensors.columnwise],
             )
         buffer_sizes = []
-        for (data_shape, _), (scales_shape, dtype) in quantized_specs(self.rank_choices.fp8_recipe, row_count, width):
+        for (data_shape, _), (scales_shape, dtype) in quantized_specs(
+            self.rank_choices.fp8_recipe, row_count, row_width
+        ):
             nbytes = expert_count * (round_up(numel(data_shape), 256) + round_up(numel(scales_shape) * dtype.bytes, 16))
             buffer_sizes.append(nbytes)
         row_buffers = [self.graph.new_tensor((buffer_sizes[0],), UINT8)]
@@ -269,7 +277,9 @@ class Fp8Kernels(DeltaKernels):
     @property
     def saves_16_bit_input(self) -> bool:
         """Whether the current module is shared experts, whose 16-bit input the router saves (shared_experts.py)."""
-        is_shared_expert = any(call.scope.node_fields.get("kind") == "shared_expert" for call in self.frames)
+        is_shared_expert = any(
+            module_call.scope.node_fields.get("kind") == "shared_expert" for module_call in self.frames
+        )
         return is_shared_expert and self.rank_choices.fp8_recipe != "delayed"
 
     def column_linear_saving_16_bits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

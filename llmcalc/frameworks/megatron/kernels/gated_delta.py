@@ -53,7 +53,9 @@ class DeltaKernels(MambaKernels):
         aten, delta_op, batch_size = self.aten, delta_step.op, self.run_config.batch
         assert isinstance(delta_op, DeltaRule)
         steps_with_module_path = operations_by_name(module_scope)
-        projection_widths = [steps_with_module_path[name].output_values[0].width for name in FUSED_PROJECTIONS]
+        projection_widths = [
+            steps_with_module_path[projection_name].output_values[0].width for projection_name in FUSED_PROJECTIONS
+        ]
         query_projection = steps_with_module_path[FUSED_PROJECTIONS[0]]
         input_value = query_projection.input_values[0]
         x = self.tensor_of(input_value)

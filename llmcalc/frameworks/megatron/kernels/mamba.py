@@ -67,7 +67,9 @@ class MambaKernels(LatentAttentionKernels):
         )
         conv_filters = self.weight("conv1d.weight", (conv_channels, 1, convolution_step.options["kernel"]))
         conv_bias = self.weight("conv1d.bias", (conv_channels,)) if convolution_step.options["bias"] else None
-        dt_bias, a_log, d_skip = (self.weight(name, (scan_op.heads,)) for name in ("dt_bias", "A_log", "D"))
+        dt_bias, a_log, d_skip = (
+            self.weight(weight_name, (scan_op.heads,)) for weight_name in ("dt_bias", "A_log", "D")
+        )
         if cp_size > 1:
             local_channels = exact_div(inner_width, cp_size) + 2 * local_groups * scan_op.state
             conv_filters = self.parameter_shard(conv_filters, (local_channels, 1, convolution_step.options["kernel"]))
