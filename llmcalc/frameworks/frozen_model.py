@@ -94,7 +94,7 @@ class SecondLoss:
         return (self,)
 
     def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:
-        """Returns the bytes per device that the second loss adds: its copies of the logits, an upper bound."""
+        """Returns an upper bound of the bytes per device that the second loss adds as copies of logits."""
         workload = memory_estimate.states.workload
         token_count = int(workload.batch) * int(workload.seq)
         logit_bytes = self.bytes_per_logit * token_count + self.chunk_bytes_per_logit * min(
@@ -140,7 +140,7 @@ def encoders_on_rank(
     loaded_encoders: LoadedEncoders | None,
     frozen_model: FrozenModel | SecondLoss | None = None,
 ) -> list[EncoderBytes]:
-    """Returns the encoders' bytes on a rank of the first pipeline stage; tensor parallelism does not divide them.
+    """Returns the bytes of image and audio encoders on a rank, which only the first pipeline stage has.
 
     loaded_encoders: use of encoders that the run does not include; None if they are not loaded.
     frozen_model: a copy of the trained model, which has the encoders too; None (default) without one.

@@ -179,7 +179,7 @@ def is_automodel(config: Table) -> bool:
 
 
 def with_launcher(command_line: CommandLine) -> CommandLine:
-    """Returns an `automodel` command as a torchrun command, without the arguments that only its launcher reads."""
+    """Returns the torchrun command that starts the same training as an `automodel` command."""
     words = list(command_line.words)
     while words and not words[0].startswith("-") and not words[0].endswith((".yaml", ".yml")):
         words.pop(0)  # `automodel finetune llm -c FILE`, as until 2025
@@ -254,7 +254,7 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _recipe_class_name(config: Table) -> str:
-    """Returns the class name of a recipe without its module; `None` as text if the file names no class."""
+    """Returns the name of the recipe's class without its module; the text `None` if the file names no class."""
     recipe = config.get("recipe")
     return str(recipe.get(TARGET_KEY) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
 
@@ -377,7 +377,7 @@ PIPELINE_KEYS = field_names("""
 def _layout_with_pipeline_chunks(
     reader: LaunchReader, distributed_table: Table, layout: Layout, local_batch: int
 ) -> tuple[Layout, int]:
-    """Returns the layout including pipeline chunks per rank, and the number of sequences per micro-batch.
+    """Returns the layout with pipeline chunks per rank, and the number of sequences per micro-batch.
 
     Source: components/distributed/pipelining/{config,functional}.py (`calculate_virtual_stages`), where a step of
     `local_batch_size` sequences is one run of the schedule, and ranks have two stages if no layers are stated.
@@ -476,7 +476,7 @@ def _sharding_settings(
 
 
 def _sequence_length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the tokens per sequence: the length of packed sequences, or the data set's length limit."""
+    """Returns the setting of tokens per sequence: the length of packed sequences or the data set's limit."""
     packed_sequence = reader.table(config, "packed_sequence")
     for length_key in ("packed_sequence_size", "pack_size"):
         if packed_sequence.get(length_key) not in (None, 0):

@@ -212,7 +212,7 @@ ATTENTION_KERNELS = ("lora_qkv_kernel", "lora_o_kernel")
 
 
 def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
-    """Whether axolotl's fused LoRA kernels run the MLP adapters, by the config or by axolotl's default.
+    """Whether axolotl runs the LoRA adapters of the MLP by its fused kernels, as stated or by its default.
 
     Source: axolotl, utils/schemas/validation.py, `check_auto_enable_lora_kernels`.
     """
@@ -243,7 +243,7 @@ def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
 
 
 def _with_fused_adapters(launched_run: Launch, config: Table) -> Launch:
-    """Returns a run whose adapters axolotl's fused kernels run, or PEFT's layers where these kernels are not modelled.
+    """Returns the run with adapters in axolotl's fused kernels, or in PEFT's layers if those are not modelled.
 
     Before commit b3289fd190 of 2026-03-22 (0.16) axolotl turned them on by itself with `lora_dropout: 0` alone.
     """
@@ -302,7 +302,7 @@ def _device_count_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[
 
 
 def _refuse_published_quantization(reader: LaunchReader, config: Table) -> None:
-    """Reports a model whose weights stay in 8 or 4 bits as published as an unknown argument (loaders/model.py)."""
+    """Reports a model that is published in 4 or 8 bits as not modelled (loaders/model.py)."""
     if config.get("model_quantization_config") and not reader.table(config, "model_quantization_config_kwargs").get(
         "dequantize"
     ):
@@ -314,7 +314,7 @@ def _refuse_published_quantization(reader: LaunchReader, config: Table) -> None:
 
 
 def _refuse_trained_parameter_patterns(reader: LaunchReader, config: Table) -> None:
-    """Reports patterns that select the trained parameters as unknown arguments (utils/freeze.py)."""
+    """Reports patterns that select which parameters are trained as not modelled (utils/freeze.py)."""
     module_patterns = config.get("unfrozen_parameters") or []
     if not isinstance(module_patterns, list):
         raise reader.value_error("unfrozen_parameters", module_patterns, "a list of patterns")
@@ -504,7 +504,7 @@ OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling",
 
 
 def _refuse_config_overrides(reader: LaunchReader, config: Table) -> None:
-    """Reports overrides of the model's config that llmcalc does not model as unknown arguments."""
+    """Reports overrides of the model's config that llmcalc does not model."""
     for table_key in ("model_config", "overrides_of_model_config"):
         override_table = config.get(table_key) or {}
         if not isinstance(override_table, Mapping):
@@ -535,7 +535,7 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: Mapp
 
 
 def _trainer_arguments(config: Table, sixteen_bit_dtype: str | None) -> dict[str, Any]:
-    """Returns Trainer arguments that determine the framework, such as DeepSpeed or FSDP.
+    """Returns the Trainer's arguments that select the framework, DeepSpeed or FSDP.
 
     Version 2 of FSDP keeps shards in the format of the weights (monkeypatch/accelerate/fsdp2.py).
     """

@@ -129,7 +129,7 @@ def read_deepspeed_section(
 def settings_of_generated_config(
     reader: LaunchReader, config: Table, world_size: int | None, settings: Mapping[str, Any]
 ) -> LaunchSettings:
-    """Returns the settings of a program that builds its DeepSpeed config in code.
+    """Returns the settings of a training program whose code creates the DeepSpeed config.
 
     settings: the settings outside of the config.
     """
@@ -138,7 +138,7 @@ def settings_of_generated_config(
 
 
 def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
-    """Returns ZeRO's settings that affect memory; those not in the config have DeepSpeed's defaults."""
+    """Returns ZeRO's settings that affect memory; DeepSpeed's defaults stand for keys that the config lacks."""
     field_types = get_type_hints(DeepSpeedSettings)
     field_values = {"stage": 0} | _zero_values(reader, reader.table(config, "zero_optimization"), field_types)
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
@@ -208,7 +208,7 @@ def _zero_values(reader: LaunchReader, zero_table: Table, field_types: Mapping[s
 
 
 def _refuse_partial_offload(reader: LaunchReader, zero_table: Table, zero_stage: int | None) -> None:
-    """Reports a partly offloaded optimizer as an unknown argument (runtime/zero/offload_config.py)."""
+    """Reports the offloading of only a part of the optimizer as not modelled (zero/offload_config.py)."""
     offload_table = zero_table.get("offload_optimizer")
     if not isinstance(offload_table, Mapping):
         return
@@ -226,7 +226,7 @@ AUTO_TEXT = "'auto'"
 
 
 def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, config_value: Any) -> Any:
-    """Converts a value to its field's type. Raises `InputError` with the key's name."""
+    """Converts a value of the config to the type of its setting. Raises `InputError` with the key's name."""
     type_arguments = (
         [field_type]
         if get_origin(field_type) is Literal

@@ -82,7 +82,7 @@ class GatheringProfile(EagerKernels):
         return self.gather_for_use(super()._shared_weight(weight, parameter_name, shape))
 
     def gather_for_use(self, weight: Tensor) -> Tensor:
-        """Returns a parameter; gathers its module from all ranks first if it is partitioned."""
+        """Returns a parameter; if ranks store shards of it, first gathers all parameters of its module."""
         if self.coordinator is not None and not self.only_finds_parameters:
             parameter = self.coordinator.parameter_by_tensor_id.get(id(weight))
             if parameter is not None and not any(
@@ -146,7 +146,7 @@ class GatheringProfile(EagerKernels):
             autograd_node.hooks.append(UnpackHook(self.graph.save(x)))
 
     def _run_module_items(self, module_call: ModuleFrame) -> None:
-        """Runs a module: gathers its parameters, runs its operations, and releases its parameters."""
+        """Runs a module's operations, between gathering and releasing the module's parameters."""
         if self.coordinator is None:
             super()._run_module_items(module_call)
             return
@@ -159,7 +159,7 @@ class GatheringProfile(EagerKernels):
             self._add_release_hooks(module, module_call.scope.output)
 
     def _add_release_hooks(self, module_path: ModulePath, module_output: Value | None) -> None:
-        """Releases a module's parameters after its forward pass, and adds the hook of its backward pass."""
+        """Releases a module's parameters after its forward pass, and adds a hook for the backward pass."""
         assert self.coordinator is not None
         bound_tensor = self._value_with_tensor(module_output)
         autograd_node = None if bound_tensor is None else self.tensors_by_value[id(bound_tensor)].node

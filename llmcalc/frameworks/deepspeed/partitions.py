@@ -60,7 +60,7 @@ def padded_flat_size(element_count: int, rank_count: int) -> int:
 
 
 def partition_pieces(offset: int, element_count: int, partition_elements: int) -> list[PartitionPiece]:
-    """Returns which parts of a parameter are in which ranks' partitions. offset: its offset in the flat tensor."""
+    """Returns the pieces of a parameter in each rank's partition. offset: the parameter's start in the flat tensor."""
     weight_pieces, piece_start = [], offset
     while piece_start < offset + element_count:
         piece_end = min(offset + element_count, (piece_start // partition_elements + 1) * partition_elements)
@@ -102,6 +102,6 @@ def module_path_of(parameter_path: ModulePath) -> ModulePath:
 
 
 def _layer_path_of(parameter_path: ModulePath) -> ModulePath:
-    """Returns the path of the layer that contains a parameter, or of its module if it is outside the layers."""
+    """Returns the path of the layer that contains a parameter; for a parameter outside of layers, of its module."""
     index_positions = [i for i, path_part in enumerate(parameter_path) if type(path_part) is int]
     return parameter_path[: index_positions[0] + 1] if index_positions else module_path_of(parameter_path)

@@ -36,7 +36,7 @@ def read_accelerate(
 
 
 def _settings_of_accelerate_config(reader: LaunchReader, accelerate_config: Table, world_size: int) -> LaunchSettings:
-    """Returns the run of an accelerate config, read from the DeepSpeed JSON file that it names or from its own keys."""
+    """Returns the run of an accelerate config, from the DeepSpeed file that the config names or its keys."""
     plugin_table = reader.table(accelerate_config, "deepspeed_config")
     section_name = "deepspeed_config"
     reader.ignored_arguments += [
@@ -65,7 +65,7 @@ def _settings_of_accelerate_config(reader: LaunchReader, accelerate_config: Tabl
 
 
 def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> LaunchSettings:
-    """Returns the run without its micro-batch size if the accelerate config has none, since the script sets it."""
+    """Returns the run without a micro-batch size if the accelerate config states none."""
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
         return launch_settings
     return launch_settings._replace(

@@ -27,7 +27,7 @@ FLOAT64_BYTES = 8
 
 
 def number_format(deepspeed_name: str | None, default_dtype: Dtype) -> Dtype:
-    """Returns the number format for DeepSpeed's name of it (`DtypeEnum`)."""
+    """Returns the number format that a text such as `bf16` or `fp32` means in DeepSpeed's config (`DtypeEnum`)."""
     format_names = {
         "fp32": "float32",
         "fp16": "float16",
@@ -44,7 +44,7 @@ def number_format(deepspeed_name: str | None, default_dtype: Dtype) -> Dtype:
 
 @frozen
 class ZeroSetup:
-    """What a rank's replay under ZeRO needs: the model, the training configuration and DeepSpeed's settings.
+    """The inputs of a rank's replay under ZeRO: the model, the training configuration and DeepSpeed's settings.
 
     rank_count: number of partitions. rank: index of the rank; 0 by default. workspace_bytes: bytes of products'
         workspace.

@@ -146,7 +146,7 @@ class Stage3Run(ZeroRun):
     # --- passes -----------------------------------------------------------------------------------------------------
 
     def forward(self) -> Tensor:
-        """Replays the forward pass, with the recorded order of modules reset to its start."""
+        """Restarts the recorded order of modules, and replays the forward pass."""
         self.coordinator.reset_step()
         return super().forward()
 
@@ -210,7 +210,7 @@ class Stage3Run(ZeroRun):
         self.bucket, self.bucket_element_count = [], 0
 
     def _copy_to_host(self, parameter: Parameter) -> None:
-        """Adds a gradient shard to the host's; the last micro-batch also computes its fp32 norm (`partition_grads`)."""
+        """Adds a gradient shard to the host's gradients, on the last micro-batch with a norm (`partition_grads`)."""
         grad_buffer = Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
         if not self.is_last_microbatch:
             return

@@ -178,7 +178,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def has_separate_accumulation(self) -> bool:
-        """Whether every rank accumulates all gradients, in another number format than that of the weights."""
+        """Whether ranks accumulate all gradients in another number format than the weights'."""
         return self.accumulation_dtype is not self.dtype and self.settings.stage == 1
 
     @property
@@ -218,7 +218,7 @@ class PartitionedRun(ZeroRun):
         self.has_buffers = True
 
     def _fill_param_grad_accum_attribute(self, weight: Tensor) -> None:
-        """Adds a gradient to its accumulated gradient, in the format of accumulation."""
+        """Adds a parameter's new gradient to its accumulated gradient."""
         if id(weight) not in self.accumulated_gradients:
             with count_storages_as(self.meter, "gradients"):
                 self.accumulated_gradients[id(weight)] = empty(self.meter, weight.shape, self.accumulation_dtype)
@@ -232,7 +232,7 @@ class PartitionedRun(ZeroRun):
         return self.accumulated_gradients.get(id(weight)) if self.has_separate_accumulation else weight.grad
 
     def _store_gradient(self, weight: Tensor, gradient: Tensor | None) -> None:
-        """Stores a parameter's accumulated gradient, or removes it for None."""
+        """Sets the accumulated gradient of a parameter; None frees the gradient."""
         if not self.has_separate_accumulation:
             weight.grad = gradient
         elif gradient is None:

@@ -47,7 +47,7 @@ REFUSED_ARGUMENTS = {
 
 
 def step1_arguments(reader: LaunchReader, step3_arguments: Table) -> dict[str, Any]:
-    """Translates the actor's arguments of step 3 to the arguments that step 1 has for its model."""
+    """Translates the actor's arguments of step 3 (RLHF) to arguments of step 1 (supervised fine-tuning)."""
     reader.refuse_if_set(step3_arguments, REFUSED_ARGUMENTS, "--")
     accumulation_steps = reader.integer(step3_arguments, "gradient_accumulation_steps", 1)
     step1_table = {
@@ -78,7 +78,7 @@ def loss_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 
 def read_rollout(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollout:
-    """Returns the critic, reference and reward models, which are on the actor's devices. rank_count: the devices."""
+    """Returns the critic, reference and reward models, which run on the actor's devices."""
     reader.notes.append(
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
         "takes to generate answers is not counted"
@@ -120,7 +120,7 @@ def _model_location(reader: LaunchReader, arguments: Table, flag: str) -> ModelL
 
 
 def _critic_parameter_count(reader: LaunchReader, arguments: Table) -> int:
-    """Returns the critic's number of parameters; 0, with a note, if the critic's name does not state its size."""
+    """Returns the critic's number of parameters from its name; 0, with a note, for a name without a size."""
     critic_name = str(arguments.get("critic_model_name_or_path", ""))[:200]
     try:
         parameter_count: int = params(load(critic_name).model).total

@@ -274,7 +274,7 @@ class Engine:
         return f"a GPU of {' or '.join(self.vendors)}".replace("NVIDIA", f"NVIDIA{least_capability_text}")
 
     def software_stack(self, version_numbers: tuple[int, ...], vendor: str = "") -> str:
-        """Returns the name of the software stack of a version, for its times (`presets/timing/stacks.toml`).
+        """Returns the name of the software stack (`presets/timing/stacks.toml`) by which a version is timed.
 
         vendor: maker of the accelerator, of which a plugin may have a stack of its own; default one without.
         """
@@ -293,7 +293,7 @@ class Engine:
         return flags
 
     def spelling(self, field_name: str, is_shortest: bool = False) -> str:
-        """Returns the spelling of a flag, such as `--max-model-len` for the field name `max_model_len`.
+        """Returns the flag of a field as users type it, such as `--max-model-len` for `max_model_len`.
 
         is_shortest: whether by its shortest spelling, `-tp` of `tensor_parallel_size`; by the usual one by default.
         """
@@ -416,7 +416,7 @@ class Engine:
         flags: Mapping[str, Any],
         flag_change: FlagChange,
     ) -> FlagChange:
-        """Adds to a flag change the longest request limit that fits; returns the change as it is if none fits."""
+        """Returns a flag change together with the longest request limit that fits, if any fits."""
         server = self.server(preset, hardware, engine_version, flags)
         if not flag_change.kv_tokens:
             return flag_change

@@ -192,7 +192,7 @@ def _read_amount(flag_name: str, flag_value: Any, flag_kind: FlagKind) -> float:
 
 
 def refused_flags(feature_name: str, spellings_with_value: str = "", switch_names: str = "") -> list[Flag]:
-    """Returns flags for which llmcalc raises an error, because their effect on memory is not modelled.
+    """Returns definitions of flags that raise an error, because their effect on memory is not modelled.
 
     feature_name: the subject of the error message. spellings_with_value, switch_names: the flags with and without a
         value, with spaces between; spellings of one flag have `|` between them.
@@ -207,7 +207,7 @@ def refused_flags(feature_name: str, spellings_with_value: str = "", switch_name
 
 
 def memory_neutral_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[Flag]:
-    """Returns flags without an effect on device memory. flag_names: as in `refused_flags`. flag_kind: type of value."""
+    """Returns definitions of flags that do not affect device memory. flag_kind: type of the flags' values."""
     return [Flag(tuple(names_text.split("|")), flag_kind, is_memory_neutral=True) for names_text in flag_names.split()]
 
 
@@ -559,7 +559,7 @@ MAX_DEVICES = 64
 
 
 def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], flag_name: str) -> Flag | None:
-    """Returns the switch that a spelling such as `--no-flag` turns off; None if it turns off no switch."""
+    """Returns the switch that a spelling such as `--no-flag` turns off; None for any other spelling."""
     flag = (
         flags_by_name.get("--" + spelling_with_hyphens(flag_name)[5:])
         if spelling_with_hyphens(flag_name).startswith("--no-")

@@ -56,7 +56,7 @@ def scaled_float8_bytes(element_count: int) -> int:
 
 
 class StageWithoutCache(InputError):
-    """The error raised for a pipeline stage in which no layer caches keys and values."""
+    """The error raised for a pipeline stage whose layers cache no keys and values."""
 
 
 class ReserveExceedsMemory(InputError):
@@ -75,7 +75,7 @@ class MissingKernels(InputError):
 
 
 class IndivisibleExperts(ImpossibleLayout):
-    """Raised if tensor parallelism divides experts' weights that their format cannot store in parts."""
+    """The error raised for experts' weights whose number format tensor parallelism cannot divide."""
 
 
 EXPERTS_PATH = ".experts."
@@ -83,7 +83,7 @@ EXPERTS_PATH = ".experts."
 
 
 def _division_error(weight_path: str) -> type[ImpossibleLayout]:
-    """Returns the class of the error for a weight that a layout divides and its format does not."""
+    """Returns the class of the error for a weight whose number format tensor parallelism cannot divide."""
     return IndivisibleExperts if EXPERTS_PATH in weight_path else ImpossibleLayout
 
 
@@ -170,7 +170,7 @@ class EngineRank:
 
     @cached_property
     def converted_dtype(self) -> str | None:
-        """The number format to which an engine converts the weights; None if they stay as published.
+        """The number format to which the engine converts the weights; None if it loads them as published.
 
         A checkpoint's quantized weights stay as they are: `--dtype` is the format of what they are multiplied with
         (vllm/config/model.py, `get_supported_act_dtypes`).
@@ -253,7 +253,7 @@ class EngineRank:
 
     @property
     def _size_remark(self) -> str:
-        """A note for error messages that the preset's sizes may differ from the checkpoint's; empty if they cannot."""
+        """A note for errors that the sizes in the preset may not be the checkpoint's; empty if they must be."""
         if not self.preset.named_checkpoint or self.preset.quantization_config is None:
             return ""
         return self.preset.remark_on_sizes(self.preset.named_checkpoint)
@@ -372,7 +372,7 @@ class EngineRank:
 
     @property
     def caches_of_all_layers(self) -> list[TokenCache]:
-        """The rank's KV caches if layers that reuse a lower layer's keys and values had caches of their own.
+        """The rank's KV caches if each layer had a separate one, even layers that reuse keys and values.
 
         SGLang allocates them by the number of layers (model_executor/pool_configurator.py).
         """
@@ -446,7 +446,7 @@ class EngineRank:
     def stored_state_caches(
         self, draft_tokens: int = 0, format_ratios: Mapping[str, Fraction] = NO_FORMAT_RATIOS
     ) -> list[StateCache]:
-        """Returns recurrent states as engines store them, where a convolution's state is its last k − 1 inputs.
+        """Returns the recurrent states with the convolution inputs that engines store: the last k − 1.
 
         The classes of transformers keep k.
         draft_tokens: tokens that are drafted for a step, whose inputs a convolution keeps too (vLLM).
@@ -474,7 +474,7 @@ class EngineRank:
 
     @cached_property
     def widest_network_sizes(self) -> tuple[int, bool, RankExperts | None]:
-        """The width of the widest dense feed-forward network, whether it is gated, and the experts on this rank."""
+        """The largest feed-forward width, whether that network is gated, and the experts on this rank."""
         dense_width, is_gated, rank_experts, expert_layer_count = 0, False, None, 0
         for tree_node in self.model.tree().walk():
             node_op = tree_node.node.op
@@ -551,7 +551,7 @@ def _convolution_state_tokens(layer_part: Any) -> int:
 
 
 def architectures(preset: Preset) -> tuple[str, ...]:
-    """Returns the model's class names (`architectures`), from its config or else its export; none if unknown."""
+    """Returns the names of the model's classes in a config (`architectures`); none if no config is known."""
     return architectures_of(preset.config, preset.model)
 
 
@@ -573,7 +573,7 @@ def _class_names_of_equal_model(model: ModelSpec) -> tuple[str, ...]:
 
 
 def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
-    """Returns class names in the config that `convert` writes for a model; none if it cannot be exported.
+    """Returns the class names in the config that `llmcalc convert` writes for a model; none if it cannot write one.
 
     A model that also hears has the class of its images, where `convert` does not write its encoder of audio. Where it
     writes no encoder of the model, the class is that of the only wrapper whose text model is the decoder.

@@ -98,7 +98,7 @@ def engine(engine_name: str) -> Engine:
 
 
 def engine_of_stack(stack_text: str) -> Engine | None:
-    """Returns the first engine whose times a software stack describes; None if it describes no engine's.
+    """Returns the first engine that is timed by a software stack; None if no engine is.
 
     The stacks of earlier versions have the name of the newest in front: `llamacpp-2024`, as that is `llamacpp`.
     stack_text: the name of a stack, or several with `+` between, of which the first is the software.

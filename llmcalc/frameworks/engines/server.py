@@ -257,7 +257,7 @@ class EngineServer:
 
     @property
     def long_request_note(self) -> str:
-        """A note that the engine rejects requests as long as the flag states; empty if it accepts them."""
+        """A note that the engine rejects requests of the flag's length; empty if such requests are accepted."""
         if not self.missing_environment_variable:
             return ""
         return (
@@ -291,7 +291,7 @@ class EngineServer:
 
     @cached_property
     def logged_bytes_by_term(self) -> dict[str, int]:
-        """Sizes from the log in bytes, by memory term, if they were measured with this server's flags."""
+        """The bytes that the log states for each memory term, if the log is of a server with these flags."""
         logged_sizes: LoggedSizes | None = self.flags.get(RECEIPT_FIELD)
         if logged_sizes is None:
             return {}

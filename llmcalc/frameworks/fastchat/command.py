@@ -21,7 +21,7 @@ from ..launch.trainer_scripts import SCRIPT_SIGNS
 
 
 class TrainingScript(NamedTuple):
-    """A training script of FastChat or Qwen: how to recognize its command, and its default arguments.
+    """A training script of FastChat or Qwen: the arguments that identify its command, and its defaults.
 
     rank: default rank of adapters.
     targets: default layers with adapters.

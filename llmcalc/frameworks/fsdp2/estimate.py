@@ -16,7 +16,7 @@ from .training import torchtitan_config_and_settings
 
 
 def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
-    """Returns estimates of the FSDP2 ranks' peaks; shards are master weights, and gradients have their format."""
+    """Returns estimates of the peak memory of FSDP2's ranks, which shard weights, gradients and optimizer states."""
     memory_use = memory_estimate.states
     parameter_count = memory_estimate.states.parameter_count.total
     training_config = memory_estimate.training()

@@ -161,7 +161,7 @@ class FsdpProfile(RingAttentionKernels):
         return self.parameter(weight_path, (code_bytes,), UINT8, trained=False)
 
     def gathers_float8(self, parameter_key: ModulePath, template: Tensor) -> bool:
-        """Whether a parameter is all-gathered as float8, because it is the weight of a float8 linear layer."""
+        """Whether a parameter is the weight of a float8 linear layer, so that float8 elements are all-gathered."""
         assert self.communication_state is not None
         float8_settings = self.communication_state.sharding.float8
         if float8_settings is None or not float8_settings.gathers_float8 or len(template.shape) != 2:
@@ -181,7 +181,7 @@ class FsdpProfile(RingAttentionKernels):
         return False
 
     def allocate_unread_parameters(self, program: Flow) -> None:
-        """Does nothing, because unread parameters are already among those that an earlier run has found."""
+        """Does nothing; `_find_unread_parameters` has already added these parameters to groups."""
 
     def _mark_output_as_absent(self, module_scope: ModuleScope) -> None:
         super()._mark_output_as_absent(module_scope)
@@ -191,7 +191,7 @@ class FsdpProfile(RingAttentionKernels):
             self._find_unread_parameters(module_scope)
 
     def _find_unread_parameters(self, module_scope: ModuleScope) -> None:
-        """Adds the parameters of a module that never runs to the FSDP group of the module around it.
+        """Adds parameters of modules that never run to the FSDP group of the enclosing module.
 
         A group is gathered as a whole, and reduces the gradients that there are (`FSDPParamGroup.post_backward`).
         Layers of which none runs are groups that are never gathered.
@@ -216,7 +216,7 @@ class FsdpProfile(RingAttentionKernels):
         return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.is_leaf]
 
     def parameter(self, parameter_key: ModulePath, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
-        """Returns a parameter; raises an error for one that belongs to another layer than the running one."""
+        """Returns the unsharded parameter. Raises an error if it belongs to a layer that is not running."""
         if self.communication_state is not None and parameter_key in self.sharded:
             group_key = self.group_key_of_parameter(parameter_key)
             if group_key.layer_index >= 0 and group_key != self.current_group_key:
@@ -292,7 +292,7 @@ class FsdpProfile(RingAttentionKernels):
         return model_output
 
     def run_step(self, operation: Step) -> None:
-        """Runs one operation; for an embedding, its FSDP group is gathered before and freed after."""
+        """Runs one operation; the FSDP group of an embedding is gathered before it and freed after it."""
         is_embedding = (
             len(self.frames) <= 1 and operation.name == EMBEDDING_GROUP.path and bool(operation.output_values)
         )
@@ -305,7 +305,7 @@ class FsdpProfile(RingAttentionKernels):
         embedding_group.post_forward([self.tensor_of(operation.output_values[0])])
 
     def run_module(self, module_call: ModuleFrame) -> None:
-        """Runs a module; for the output head, its FSDP group is gathered before and freed after."""
+        """Runs a module; the FSDP group of the output head is gathered before it and freed after it."""
         module_scope = module_call.scope
         is_in_head = HEAD_GROUP in self.outer_group_keys and len(self.frames) == 1 and module_scope.name in HEAD_MODULES
         if self.communication_state is None or not is_in_head:
@@ -323,7 +323,7 @@ class FsdpProfile(RingAttentionKernels):
             head_group.post_forward([self.tensor_of(module_scope.output)])
 
     def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
-        """Runs a layer; its FSDP groups are gathered before and freed after."""
+        """Runs a layer between gathering and freeing its FSDP groups."""
         layer_index = -1 if module_call.layer_index is None else module_call.layer_index
         layer_path = ".".join(filter(None, (self.path, module_call.scope.name)))
         if self.communication_state is None or layer_path not in self.stack_paths:
@@ -380,7 +380,7 @@ class FsdpProfile(RingAttentionKernels):
         return self.aten.index_select(expert_rows, self.aten.new_tensor((expert_rows.shape[0],), INT64))
 
     def _exchange_rows(self, token_rows: Tensor) -> Tensor:
-        """Exchanges rows between ranks by an all-to-all, and their gradients by another one in the backward pass."""
+        """Sends token rows between ranks by an all-to-all; the backward pass sends gradients likewise."""
         return record(
             self.graph,
             "all_to_all_single",
@@ -391,7 +391,7 @@ class FsdpProfile(RingAttentionKernels):
 
 
 def groups_of_layer(group_by_key: Mapping[ParamGroupKey, ParamGroup], layer_key: ParamGroupKey) -> list[ParamGroup]:
-    """Returns a layer's FSDP groups in the order in which they are gathered, the experts' group last."""
+    """Returns the FSDP groups of a layer in the order of their all-gathers, the group of experts last."""
     layer_keys = (layer_key, layer_key._replace(is_experts_group=True))
     return [group_by_key[group_key] for group_key in layer_keys if group_key in group_by_key]
 

@@ -79,7 +79,7 @@ NEWEST_SETTINGS = ScheduleSettings()
 
 @frozen
 class FsdpRankSetup(RankSetup):
-    """What a rank's replay under `fully_shard` needs. schedule_settings: how the pipeline schedule runs."""
+    """The inputs of a rank's replay under `fully_shard`, with the settings of the pipeline schedule."""
 
     fsdp_settings: FsdpSettings = TORCHTITAN_FSDP_SETTINGS
     schedule_settings: ScheduleSettings = NEWEST_SETTINGS
@@ -235,7 +235,7 @@ INFERS_ON_META_SINCE = date(2026, 3, 18)
 
 
 def schedule_settings_at(titan_date: date | None, schedule_count: int = 1) -> ScheduleSettings:
-    """Returns how torchtitan ran pipeline schedules at a date. titan_date: None for the newest torchtitan."""
+    """Returns the settings of pipeline schedules in torchtitan at a date; None means the newest torchtitan."""
 
     def is_before(change_date: date) -> bool:
         """Whether torchtitan's date is before a change."""

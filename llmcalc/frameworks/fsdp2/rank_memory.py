@@ -454,7 +454,7 @@ def _run_of_few_layers(fsdp_rank_setup: FsdpRankSetup) -> FsdpRun:
 
 
 def _layer_count_represented_by(group_key: ParamGroupKey, model_stacks: list[LayerStack]) -> int:
-    """Returns how many of the model's layers are represented by a layer of `_run_of_few_layers`."""
+    """Returns how many layers of the model a layer of the shortened run stands for."""
     for stack in model_stacks:
         is_in_loop = (
             stack.layers_before + stack.layer_period

@@ -17,7 +17,7 @@ from .pipeline import FsdpModelChunk
 
 
 def repeating_stacks(model_chunk: FsdpModelChunk) -> list[LayerStack]:
-    """Returns the layer stack of a chunk with only one, if that repeats more often than is recorded; else none."""
+    """Returns the only layer stack of a chunk if it has more repeats than are recorded; otherwise an empty list."""
     first_layer_index = model_chunk.lowering.first_layer_index
     return long_stacks(model_chunk.program.root, model_chunk.training_config.layer_period, first_layer_index)
 

@@ -137,7 +137,7 @@ def is_torchtitan(config: Mapping[str, Any]) -> bool:
 
 
 class _JobConfig:
-    """The keys of a torchtitan job, which are in different sections in different versions."""
+    """A torchtitan job's keys, found in whichever section the job's version of torchtitan has them."""
 
     def __init__(self, config: Mapping[str, Any], reader: LaunchReader) -> None:
         self.job_sections, self.reader = config, reader
@@ -368,7 +368,7 @@ def _stage_layers_from_split_points(
 
 
 def _schedules_per_step(job_config: _JobConfig, layout: Layout) -> int:
-    """Returns how often a step runs the pipeline schedule: once per accumulated batch."""
+    """Returns the number of runs of the pipeline schedule per step, one for each accumulated batch."""
     local_batch_size = _local_batch_size(job_config)
     full_key, global_batch_size = job_config.find_key("global_batch_size", "training")
     batches_per_step = (
@@ -521,7 +521,7 @@ SELECTIVE_OPERATIONS = "selective-op"
 
 
 def _titan_settings(job_config: _JobConfig, layout: Layout, is_2024_form: bool) -> TitanSettings:
-    """Returns the job's settings that no option of llmcalc has."""
+    """Returns the job's settings of torchtitan that correspond to no option of llmcalc."""
     reader, section_names = job_config.reader, ("parallelism", "experimental")
     settings = TitanSettings(
         is_2024_form=is_2024_form,

@@ -357,7 +357,7 @@ class FsdpRun(TrainingRun):
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp_settings, self.reshard)
 
     def run_micro_batches(self) -> None:
-        """Replays the micro-batches of a step; of identical micro-batches, only one."""
+        """Replays at most three micro-batches of a step, since further ones would allocate the same."""
         reduces_each_micro_batch = self.fsdp_settings.reduces_each_microbatch
         microbatch_count = min(self.training_config.microbatches, 2 if reduces_each_micro_batch else 3)
         for i in range(microbatch_count):
@@ -367,7 +367,7 @@ class FsdpRun(TrainingRun):
             self.forward_and_backward()
 
     def update(self) -> None:
-        """Replays the optimizer's step, which allocates nothing on the device if shards are on the host."""
+        """Replays the optimizer's step, without device allocations if shards are on the host."""
         if not self.communication_state.sharding.offloads_to_host:
             super().update()
 
@@ -445,7 +445,7 @@ def _set_prefetch_with_expert_groups(
 
 
 def no_head_group_reason(spec: ModelSpec, training_config: TrainingConfig) -> str:
-    """Returns why embedding and head cannot be separate FSDP groups; empty if they can."""
+    """Returns the reason why embedding and head have no FSDP groups of their own; empty if they can have them."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"
     if training_config.include:
