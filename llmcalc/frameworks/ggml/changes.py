@@ -22,7 +22,7 @@ SMALL_MICRO_BATCH = 128
 
 
 def memory(server: GgmlServer) -> EngineMemory:
-    """Returns the memory of a server once --fit has changed its flags."""
+    """Returns the memory of a llama.cpp server after `--fit` has lowered its context or moved layers to the host."""
     fitted_server = fit_server(server)
     fitted_memory = engine_memory(fitted_server.server, fitted_server.buffers, fitted_server.notes)
     fitted_memory = replace(fitted_memory, has_all_layers_on_devices=has_all_layers_on_gpus(fitted_server))
@@ -51,7 +51,7 @@ def _free_bytes_of_fullest_gpu(server: GgmlServer, device_buffers: BufferSizes) 
 
 
 def _server_with_fit_off(server: GgmlServer, **added_flags: Any) -> GgmlServer:
-    """Returns the server with --fit off, and with all layers on GPUs unless a flag says how many.
+    """Returns the server without `--fit`, and with all layers on GPUs unless a flag states their number.
 
     The context stays the server's: a default one is a slot's times the slots with --fit, and that of all without.
     """
@@ -152,7 +152,7 @@ def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def larger_layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (flags, server memory) of placements on more devices, fewest devices first.
+    """Yields (flags, server memory) for placements on more devices, in order of the number of devices.
 
     The numbers of devices are 1, 2, 4, … and `most_devices`. Of as many devices: everything on GPUs, a smaller cache,
     experts on the host, layers on the host. A placement that the user's flags fix is the only one. A Mac has one GPU.

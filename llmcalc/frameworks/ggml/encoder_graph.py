@@ -56,7 +56,7 @@ class EncoderShape(NamedTuple):
 
     @property
     def is_largest_image(self) -> bool:
-        """Whether no image has more patches than the warm-up image."""
+        """Whether the warm-up image has as many patches as the largest image."""
         return self.graph_kind not in TOKENS_PER_SIDE
 
 

@@ -158,7 +158,7 @@ def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
 
 
 def _wired_limit_note(server: GgmlServer, buffers: BufferSizes) -> str:
-    """Returns a note on a Mac's GPU limit, if a higher limit or newer macOS lets the server start; else empty.
+    """Returns a note for Macs on which a higher GPU memory limit lets the server start; empty for others.
 
     server: a server whose buffers are placed. buffers: the sizes of its buffers.
     """
@@ -186,7 +186,7 @@ SMALL_GPU_CONTEXTS = 8
 
 
 def _context_note(server: GgmlServer, buffers: BufferSizes) -> str:
-    """Returns a note if a small GPU may suffice, whose CUDA context is smaller than the counted one; else empty."""
+    """Returns a note that a GPU may suffice because small GPUs have a smaller CUDA context; empty if not needed."""
     needed_on_gpu = max((buffers.bytes_on(device) for device in server.devices), default=server.hardware.memory_bytes)
     is_small_gpu = server.hardware.capacity_bytes <= SMALL_GPU_CONTEXTS * server.cuda_context_bytes
     if not is_small_gpu or needed_on_gpu > server.free_bytes + server.cuda_context_bytes:

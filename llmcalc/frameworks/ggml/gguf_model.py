@@ -163,7 +163,7 @@ class DeltaNetSizes(NamedTuple):
 
 
 class CompressedEntries(NamedTuple):
-    """A cache with one compressed entry per `tokens_per_entry` tokens.
+    """A cache that compresses the keys and values of `tokens_per_entry` tokens to one vector.
 
     width: elements of an entry. pending_token_width: elements of a token that is not in an entry yet.
     """
@@ -367,7 +367,7 @@ class GgufModel:
 
     @property
     def _paths_in_16_bits(self) -> tuple[str, ...]:
-        """The paths of modules that stay in 16 bits in files of Ollama's library; empty for other files."""
+        """The paths of modules that files of Ollama's library store in 16 bits; empty for other files."""
         if not self.is_library_file:
             return ()
         if self.quantize != QAT_SCHEME:
@@ -377,7 +377,7 @@ class GgufModel:
 
     @property
     def listed_bytes(self) -> int:
-        """The listed bytes of the tensors of a library's file that has more bits than its scheme; 0 for other files."""
+        """The file size that Ollama's library lists, if it is larger than the scheme's; 0 otherwise."""
         is_whole_tag = self.is_library_file and self.quantize == USUAL_SCHEME and "?" not in self.preset.target
         gigabytes = larger_file_gigabytes(self.preset.target) if is_whole_tag else None
         if gigabytes is None:
@@ -500,7 +500,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
 
 
 def _reads_no_tokens(tree_node: NodePosition) -> bool:
-    """Whether attention reads no cached tokens: that of an indexer, or attention to compressed entries."""
+    """Whether attention reads no cached keys and values: an indexer, or attention to compressed vectors."""
     return "no_grad" in tree_node.roles or isinstance(tree_node.node.op, EntryAttentionCore)
 
 

@@ -31,7 +31,7 @@ class FittedServer(NamedTuple):
 
 
 def host_layers(fitted_server: FittedServer) -> int:
-    """Returns the number of layers that have tensors on the host; the output counts as a layer."""
+    """Returns the number of layers with tensors on the host, where the output layer counts too."""
     server, placement = fitted_server.server, fitted_server.placement
     layer_count = len(server.model.layers)
     host_layer_count = sum(placement.layer_devices.device(i) not in server.devices for i in range(layer_count + 1))
@@ -50,7 +50,7 @@ def has_all_layers_on_gpus(fitted_server: FittedServer) -> bool:
 
 @dataclass(frozen=True)
 class _GpuLayers:
-    """The layers on one GPU: how many, and how many of them leave their experts on the host.
+    """The number of layers on one GPU, and the number of these whose experts are on the host.
 
     layers: number of layers.
     layers_with_host_experts: number of last layers with experts on the host.
@@ -295,7 +295,7 @@ def _with_moved_layers(layers_by_gpu: list[_GpuLayers], gpu_number: int, layer_c
 def _with_overflow_layer(
     layers_by_gpu: list[_GpuLayers], donor_gpu: int, gpu_number: int, host_parts: tuple[str, ...]
 ) -> list[_GpuLayers]:
-    """Returns the layers per GPU with one more on a GPU. host_parts: parts of its experts that stay on the host."""
+    """Returns the layers per GPU with one more on a GPU, of which `host_parts` stay on the host."""
     changed_gpu_layers = list(layers_by_gpu)
     if donor_gpu != gpu_number:
         changed_gpu_layers[donor_gpu] = replace(

@@ -154,7 +154,7 @@ class GgmlServer(GgmlSettings):
         )
 
     def _entry_cache(self, layer: LayerShape) -> int:
-        """Returns the bytes of cached compressed entries, and of float32 states for tokens that do not fill one yet.
+        """Returns the bytes of cached compressed vectors, and of float32 states for tokens not yet compressed.
 
         Every sequence has its own (src/llama-kv-cache-dsv4.cpp).
         """
@@ -261,7 +261,7 @@ class GgmlServer(GgmlSettings):
         moved_tokens: int,
         layers: Mapping[int, LayerShape],
     ) -> list[Hashable]:
-        """Returns a key for each layer, which is equal for layers whose compute graphs are equal.
+        """Returns the key of each layer; layers with equal keys have equal compute graphs.
 
         The bytes of a weight are part of it only where an operation may copy the weight to another device.
         moved_tokens: tokens of a micro-batch, 0 where no operation moves to a GPU.

@@ -242,13 +242,13 @@ class GgmlSettings(EngineServer):
 
     @cached_property
     def modules_file(self) -> GgufModel | None:
-        """The model with the format of a separate file of multi-token-prediction modules; None without such a file."""
+        """The model in the format of a separate file of MTP modules; None without such a file."""
         scheme = modules_scheme(self.flags, self.preset)
         return None if scheme is None else GgufModel.from_quantize_flag(self.preset, scheme)
 
     @property
     def has_exact_modules_file(self) -> bool:
-        """Whether the formats in a separate MTP file are known, because the file has only q8_0, f16 or bf16 tensors."""
+        """Whether a separate file of MTP modules has one known number format (q8_0, f16 or bf16)."""
         return self.modules_file is None or self.modules_file.quantize in ("q8_0", "f16", "bf16")
 
     @property
@@ -272,7 +272,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def longest_request(self) -> int:
-        """The largest number of tokens in a slot's sequence."""
+        """The largest number of tokens in the sequence of one slot."""
         return self.sequence_cells // (self.slot_count if self.rules.one_cache else 1)
 
     def window_cells(self, window_size: int | None) -> int:

@@ -108,7 +108,7 @@ ESTIMATE_NOTE = (
 def _parallel_launch_settings(
     reader: LaunchReader, config: Table, megatron_run: MegatronRunSettings, settings: Table
 ) -> LaunchSettings:
-    """Returns a run with tensor or pipeline parallelism, for which Megatron-Core's rank memory is computed.
+    """Returns a run with tensor or pipeline parallelism, whose memory is that of Megatron-Core's ranks.
 
     config: DeepSpeed's config. megatron_run: the sizes of groups and the length. settings: settings of kernels and
         recomputation.
@@ -185,7 +185,7 @@ def _kernel_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 
 def _mixer_kind(reader: LaunchReader, arguments: Table) -> str:
-    """Returns the type of attention or recurrence that all layers have; other values are reported as not modelled."""
+    """Returns the type of attention or recurrence if all layers have the same; other configs are refused."""
     attention_config = reader.value(arguments, "attention_config", [[["global"], "all"]])
     mixer_kinds: set[str] = set()
     for layer_entry in attention_config if isinstance(attention_config, list) else [attention_config]:

@@ -21,7 +21,7 @@ OFFLOAD_DEVICE_KEYS = ("offload_optimizer_device", "offload_param_device")
 
 
 def accelerate_config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadText | None) -> dict[str, Any]:
-    """Returns the config of `accelerate launch`, with the command's arguments applied; empty for other launchers."""
+    """Returns the config of `accelerate launch` with the command's arguments; empty for other launchers."""
     launcher_index = next((i for i, word in enumerate(launcher[:-1]) if word.endswith("accelerate")), None)
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
@@ -109,7 +109,7 @@ PRECISION_KEYS = ("bf16", "fp16")
 
 
 def with_launcher_arguments(config: Table, source_file: LaunchSource, sets_precision: bool = True) -> dict[str, Any]:
-    """Returns a program's Trainer arguments; those it leaves open come from its `accelerate launch` command.
+    """Returns a program's Trainer arguments, completed by those of its `accelerate launch` command.
 
     The launcher hands its config over in the environment, where the Trainer reads what its own arguments leave open
     (transformers/training_args.py, `ACCELERATE_USE_DEEPSPEED`, `ACCELERATE_USE_FSDP`, `ACCELERATE_MIXED_PRECISION`).

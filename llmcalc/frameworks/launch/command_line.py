@@ -122,7 +122,7 @@ def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
 
 
 def refuse_unread_command(typed_text: str) -> None:
-    """Raises `InputError` for a command whose program llmcalc does not read, unless it is the name of a file."""
+    """Raises `InputError` for a typed command whose program llmcalc cannot read."""
     command_words = words_of_typed_command(typed_text)
     program = command_words[0] if command_words else ""
     is_path = re.search(r"[/\\]|\.(sh|bash|slurm|sbatch|bat|cmd|ps1|ya?ml|json|toml|py|ipynb|txt)$", program)
@@ -311,7 +311,7 @@ def parsed_argument_value(written_value: Any) -> Any:
 
 
 def marked_model_name(written_name: Any) -> str:
-    """Returns the model's name in an argument, marked by `$` if only the running script knows it."""
+    """Returns the model name in an argument, with a leading `$` if it is known only when the script runs."""
     if isinstance(written_name, str) and is_unresolved(written_name):
         return f"${printable_word(written_name).lstrip('$')}"
     return "" if written_name is None else str(written_name)[:200]

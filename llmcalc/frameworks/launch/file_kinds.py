@@ -39,7 +39,7 @@ TRAINER_FILE = LaunchFile(
 
 
 class CommandFunctionNames(TypedDict):
-    """The functions of a program's `command.py` that recognize and read its commands."""
+    """The names of the functions in a program's `command.py` that recognize and read commands."""
 
     starts_program: str
     read_command: str

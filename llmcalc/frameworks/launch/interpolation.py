@@ -51,7 +51,7 @@ def flat_config(config: Table, overrides: Table = EMPTY_TABLE, environment: Tabl
 
 
 def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
-    """Returns a value whose relative references (`${..name}`) have full names. table_names: the enclosing tables."""
+    """Returns a value with full names in place of relative references such as `${..name}`."""
     if not isinstance(written_value, str):
         return written_value
     return RELATIVE_REFERENCE.sub(

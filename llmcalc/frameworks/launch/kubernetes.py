@@ -125,7 +125,7 @@ def _scripts_of_manifest(manifest: Any) -> Iterator[JobScript]:
 
 
 def _containers(pod_group: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yields the containers of a group of pods."""
+    """Yields the containers that the pods of a group run."""
     template = pod_group.get("template")
     pod_spec = template.get("spec") if isinstance(template, Mapping) else None
     containers = pod_spec.get("containers") if isinstance(pod_spec, Mapping) else None
@@ -179,7 +179,7 @@ def _quoted_word(shell_word: str) -> str:
 
 
 def _count_or_none(written_count: Any) -> int | None:
-    """Returns a number of processes or pods; None for a word such as auto, and for a variable."""
+    """Returns a manifest's number of processes or pods; None for a word such as `auto` or a variable."""
     count_text = one_line(str(written_count))
     if isinstance(written_count, bool) or not re.fullmatch(r"[0-9]{1,6}", count_text) or int(count_text) > MAX_PODS:
         return None

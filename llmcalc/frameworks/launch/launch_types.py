@@ -134,7 +134,7 @@ class Launch:
     unread_files_text: str = ""
 
     def error_in_file_terms(self, error: InputError) -> InputError:
-        """Returns an error about an option that the file sets, with the file's name and argument; else the error."""
+        """Returns an error about an option in the words of the launch file, if the file sets that option."""
         option_match = re.match(r"--([a-z0-9-]+) (\S+): ", str(error))
         setting_name = option_match[1].replace("-", "_") if option_match else ""
         if option_match is None or setting_name in self.option_overrides or setting_name not in self.settings:
@@ -145,7 +145,7 @@ class Launch:
         return InputError(f"{self.name_in_errors}: {argument_text}: {str(error)[option_match.end() :]}")
 
     def with_stage_sizes(self, layer_count: int) -> Launch:
-        """Returns the run with the number of layers of each pipeline stage. layer_count: the model's layers."""
+        """Returns the run with the number of layers in each pipeline stage."""
         if self.layers_per_stage is not None:
             error_prefix = f"{self.name_in_errors}: layers_per_stage {self.layers_per_stage}"
             stage_sizes = stage_sizes_of_most_layers(
@@ -463,7 +463,7 @@ class LaunchReader:
         record_unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
 
     def refuse(self, argument_name: str, refusal_reason: str) -> None:
-        """Adds an argument to `unknown_arguments`, which `check_unknown_arguments` refuses, and the reason."""
+        """Records an argument as not modelled, so that `check_unknown_arguments` raises an error."""
         self.unknown_arguments[argument_name] = refusal_reason
 
     def refuse_if_set(self, config: Table, refusal_reasons: Mapping[str, str], name_prefix: str = "") -> None:
@@ -596,7 +596,7 @@ class LaunchReader:
         expected_file_kind: str,
         shipped_tables: Mapping[str, Table] = NO_SHIPPED_FILES,
     ) -> Table:
-        """Returns the tables of the file that an argument names.
+        """Returns the parsed tables of a file that an argument names.
 
         expected_file_kind: the kind of file, for the error.
         shipped_tables: path → tables of the program's own files, read where the user has no file of that path.
@@ -676,7 +676,7 @@ class LaunchReader:
         )
 
     def with_recorded_arguments(self, launched_run: Launch) -> Launch:
-        """Returns a training run that another reader made, with the arguments that this reader has recorded."""
+        """Returns another reader's training run with the notes and arguments that this reader has recorded."""
         return replace(
             launched_run,
             unknown_arguments={**self.unknown_arguments, **launched_run.unknown_arguments},

@@ -244,7 +244,7 @@ def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _names_trained_model(owner_node: ast.expr) -> bool:
-    """Whether an expression names only the trained model, and no other model such as a reference model."""
+    """Whether an expression refers to the trained model alone, not to a reference model."""
     node_names = (getattr(name_node, "id", "") or getattr(name_node, "attr", "") for name_node in ast.walk(owner_node))
     return not any(map(OTHER_MODEL_NAME.search, node_names))
 
@@ -272,7 +272,7 @@ def _record_weight_conversion(model_changes: ModelChanges, call_node: ast.Call, 
 
 
 def _record_other_head(model_changes: ModelChanges, call_node: ast.Call) -> None:
-    """Records that a call loads the model by a class whose head is not a language model's, as an unmodelled change."""
+    """Records as not modelled that a call loads the model with another head than a language model's."""
     class_name = dotted_name_of(call_node.func).removesuffix(".from_pretrained").rpartition(".")[2]
     if OTHER_HEAD_CLASS.fullmatch(class_name) is not None:
         model_changes.unknown_arguments[class_name] = OTHER_HEAD_REASON

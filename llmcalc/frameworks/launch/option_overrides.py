@@ -64,7 +64,7 @@ def read_with_options(
 
 
 def _with_file_kind(launch_file: LaunchFile, launched_run: Launch) -> Launch:
-    """Returns the training run with the launch file's kind, its program, and the program's version."""
+    """Returns the training run with the title, program and version of the kind of launch file."""
     encoders = launch_file.encoders
     if encoders is not None and launched_run.trains_encoders is not None:
         encoders = replace(encoders, is_trained=launched_run.trains_encoders)
@@ -78,7 +78,7 @@ def _with_file_kind(launch_file: LaunchFile, launched_run: Launch) -> Launch:
 
 
 def _without_master_weight_format(launched_run: Launch) -> Launch:
-    """Returns the training run, without a number format of master weights if only adapters are trained."""
+    """Returns the run without a format of master weights if it trains adapters alone."""
     if launched_run.settings.get("lora_rank") is None:
         return launched_run
     return replace(
@@ -129,7 +129,7 @@ def with_option_overrides(launched_run: Launch, options: Mapping[str, Any]) -> L
 
 
 def _with_default_optimizer(launched_run: Launch, torch_version: str) -> Launch:
-    """Returns the training run with the Trainer's default optimizer of a version of torch; empty for the newest.
+    """Returns the run with the optimizer that the Trainer uses by default with a version of torch.
 
     AdamW is fused by default since torch 2.8 (transformers/training_args.py, `default_optim`), except in earlier
     versions of transformers, of which a note says so.
@@ -157,7 +157,7 @@ def _with_default_optimizer(launched_run: Launch, torch_version: str) -> Launch:
 
 
 def _with_layout_options(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
-    """Returns the training run over the same number of devices, with the layout of the command-line options.
+    """Returns the run on the same number of devices, in the layout that command-line options state.
 
     A file that leaves the framework open takes that of the options. Raises `InputError` for a framework that
     contradicts the file's, and for sizes that contradict each other.

@@ -178,7 +178,7 @@ def _table_value(expression: ast.Dict, known_values: Mapping[str, Any], nesting_
 
 
 def nested_item_value(expression: ast.expr, known_values: Mapping[str, Any], nesting_depth: int = 0) -> Any:
-    """Returns a constant expression's value; unknown for a variable with nested tables, whose copies could grow."""
+    """Returns the value of an item in a list or dict; unknown for a variable with nested tables."""
     item_value = expression_value(expression, known_values, nesting_depth)
     inner_values = list(item_value.values()) if isinstance(item_value, dict) else item_value
     is_nested = isinstance(inner_values, list) and any(
@@ -315,7 +315,7 @@ Config: TypeAlias = dict[str, Any]
 
 
 class ConfigurationBuilder:
-    """ConfigurationBuilder that a module's functions build by calls and by assignments to attributes.
+    """Evaluates functions that build a configuration by calls and assignments, without running them.
 
     known_configurations: called name → the configuration that it returns, for functions of other modules.
     """

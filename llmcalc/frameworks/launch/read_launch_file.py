@@ -429,7 +429,7 @@ def _read_training_command(
     options: Mapping[str, Any],
     notes: list[str],
 ) -> Launch:
-    """Returns the training run of the command that trains, and adds names of unread sourced files to `notes`."""
+    """Returns the training run of the only command in a script that trains."""
     name_in_errors = source_file.name_in_errors
     script = replace(
         script, commands=[command for command in script.commands if command.words[0] not in NON_PROGRAM_COMMANDS]
@@ -744,7 +744,7 @@ def _config_kind_of_command(command_line: CommandLine) -> LaunchFile | None:
 
 
 def _values_implied_by_command(command_line: CommandLine) -> Mapping[str, Any]:
-    """Returns key → value of the config-file entries that a command implies by its program's name."""
+    """Returns the config values that the program's name in a command implies, by key."""
     config_kind = _config_kind_of_command(command_line)
     return {} if config_kind is None else config_kind.commands[command_line.program]
 
@@ -770,7 +770,7 @@ mpirun is a process, unless it starts another launcher.
 
 
 def _counts_of_launcher(launcher_words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields (kind of count, number as text) for each count, such as machines, in a launcher's arguments."""
+    """Yields (kind of count, text) for the counts of machines and processes in a launcher's arguments."""
     for i, command_word in enumerate(launcher_words):
         option_name, equals_sign, option_value = command_word.partition("=")
         count_kind = COUNT_KIND_BY_OPTION.get(
@@ -807,7 +807,7 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
 
 
 def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str]) -> int | None:
-    """Returns the number of processes (visible devices · machines); None if no variable or option names devices."""
+    """Returns the number of processes on the visible devices of all machines; None if it is not stated."""
     devices_text = environment.get("CUDA_VISIBLE_DEVICES", "")
     for option_name, option_value in pairwise([*launcher, ""]):
         if option_name.startswith("--include"):  # localhost:0,1,2,3

@@ -105,7 +105,7 @@ def _field_default(value_node: ast.expr | None) -> Any:
 
 
 def _argument_variables(syntax_tree: ast.Module) -> Iterator[str]:
-    """Yields variables that may hold parsed arguments: results of a parser, function parameters, and classes."""
+    """Yields names that may hold parsed arguments: of results of a parser, parameters and classes."""
     class_names = {node.name for node in ast.walk(syntax_tree) if isinstance(node, ast.ClassDef)}
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.FunctionDef):

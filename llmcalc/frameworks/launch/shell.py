@@ -247,7 +247,7 @@ class StatementReader(WordReader):
         return command_words
 
     def read_patterns(self, command_words: list[str], separator: str) -> bool:
-        """Reads the patterns of a `case` branch, and returns whether the words were patterns."""
+        """Reads the patterns of a `case` branch; returns False if the words are an ordinary command."""
         branch = self.branches[-1] if self.branches else None
         if branch is None or branch.case_text is None or branch.patterns is None or command_words[:1] == ["esac"]:
             return False
@@ -396,7 +396,7 @@ class StatementReader(WordReader):
         return not any(branch.is_executed is False for branch in self.branches)
 
     def is_in_uncertain_branch(self) -> bool:
-        """Whether the current position is in a block that may be skipped or repeated."""
+        """Whether the commands at the current position may run any number of times, also never."""
         return any(branch.is_executed is None for branch in self.branches)
 
     def apply_command(
@@ -505,7 +505,7 @@ class StatementReader(WordReader):
             self.branches.insert(0, ShellBranch(None, earlier_branch_runs=None))
 
     def skip_assignments(self, assignments: Mapping[str, object]) -> None:
-        """Records the names of variables that a skipped command would set, unless script arguments are missing."""
+        """Records the variables that a skipped command would have set."""
         if not self.script.missing_argument:
             self.script.skipped_variables |= set(assignments)
 

@@ -233,7 +233,7 @@ def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
 
 
 def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Launch:
-    """Returns the training run of a program that passes its arguments on to Hugging Face's Trainer.
+    """Returns the training run of a program that passes its arguments to Hugging Face's Trainer.
 
     config: the Trainer's arguments, with the program's defaults.
     model_id: the model's name.
@@ -569,7 +569,7 @@ def preference_pair_settings(
 def kto_settings(
     reader: LaunchReader, run_settings: Mapping[str, Any], reference_model: FrozenModel | None = None
 ) -> dict[str, Any]:
-    """Returns KTO's batch settings, whose samples are single sequences.
+    """Returns the batch settings of KTO, which trains on single answers instead of pairs.
 
     Its mismatched answers run without gradients.
     run_settings: the settings of the run. reference_model: as of `preference_pair_settings`.
@@ -580,7 +580,7 @@ def kto_settings(
 
 
 def _unchunked_loss_settings(reader: LaunchReader, run_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the setting of eager cross-entropy in place of a chunked loss; no setting without a chunked loss.
+    """Returns the setting of eager cross-entropy if the run has a chunked loss; otherwise no setting.
 
     TRL's own use of Liger-Kernel has those of one pair at a time (trainer/dpo_trainer.py, `_compute_loss_liger`).
     """

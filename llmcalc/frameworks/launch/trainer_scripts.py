@@ -113,7 +113,7 @@ def _quantization_arguments(
 
 
 def _loaded_weight_format(config: Table) -> str:
-    """Returns the number format of loaded weights: bf16 if matrix products are in bf16, otherwise float32."""
+    """Returns the format in which weights are loaded: bf16 for products in bf16, otherwise float32."""
     return "bfloat16" if config.get("bf16") in TRUE_VALUES else "float32"
 
 

@@ -139,7 +139,7 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> dict[str, Any]:
-    """Returns the settings of LoRA adapters, in the weights' number format, and of the frozen weights."""
+    """Returns the settings of LoRA adapters, in the format of the weights, and of the frozen weights."""
     target_modules = [
         projection
         for target_name, (default_flag, projections) in LORA_TARGETS.items()

@@ -185,7 +185,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 
 
 def _is_slot_line(log_line: str) -> bool:
-    """Whether a log line reports a single server slot, whose context is only a fraction of the server's."""
+    """Whether a line is about one server slot, which has only a part of the server's context."""
     return _SLOT_LINE.search(log_line[:LONGEST_PREFIX]) is not None
 
 
@@ -237,7 +237,7 @@ def _ollama_flags(log_values: LogValues) -> dict[str, str]:
 
 
 def _with_encoder(memory_term: LogTerm, log_values: LogValues) -> LogTerm:
-    """Returns a device's model buffer plus the image encoder of an Ollama tag, which the log lists separately."""
+    """Returns the term of a device's model buffer plus the image encoder that Ollama's log lists separately."""
     if (memory_term.name, memory_term.device) != ("model_buffer", log_values.last_text("encoder_device")):
         return memory_term
     return memory_term._replace(value=memory_term.value + (log_values.last_size("encoder") or 0))

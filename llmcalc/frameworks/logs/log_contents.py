@@ -105,7 +105,7 @@ def line_pattern(line_hint: str, line_regex: str) -> LinePattern:
 
 
 def _skip_no_line(log_line: str) -> bool:
-    """Returns False, so that no log line is skipped."""
+    """Returns False for every log line: the default test of lines to skip."""
     return False
 
 
@@ -184,7 +184,7 @@ def ranks_by_group(process_name: str) -> dict[str, int]:
 
 
 def sizes_of_groups(process_names: Iterable[str]) -> tuple[dict[str, int], str]:
-    """Returns parallel group → size (the largest rank in the processes' names, plus 1), and a note on the sizes.
+    """Returns the size of each parallel group by the largest rank in process names, and a note on them.
 
     A group of which no name has another rank than 0 is not there, since some programs name the rank of one device too.
     """
