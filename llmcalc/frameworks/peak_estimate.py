@@ -116,7 +116,7 @@ class MicroBatchBytes:
 
     @cached_property
     def backward_peak_outside_modules(self) -> int:
-        """The peak bytes of the backward pass outside all modules, during the embedding's gradient."""
+        """The peak bytes of the backward pass outside all modules, as for the embedding's gradient."""
         return self.backward_peaks.bytes_by_path.get("", 0)
 
     @cached_property
@@ -172,7 +172,7 @@ def padded_parameter_count(shard_count: int, counted_op: CountedOp) -> Number:
 
 
 def distinct_micro_batch_count(layout: Layout, micro_batch_count: int) -> int:
-    """Returns after how many micro-batches the pipeline schedule repeats, plus those of an incomplete last round."""
+    """Returns a small number of micro-batches with the same peak, since the pipeline schedule repeats."""
     schedule_period = 2 * layout.pp * layout.vpp
     return (
         micro_batch_count if micro_batch_count <= schedule_period else schedule_period + micro_batch_count % layout.pp
@@ -193,7 +193,7 @@ The largest number comes first; None stands for all layers of the stage.
 
 
 class PassMeasurements(NamedTuple):
-    """The measured bytes of a `PeakEstimate`, which the same estimate in another process can take over.
+    """Measured bytes of passes, which an equal `PeakEstimate` in another process can take over.
 
     passes_by_key: key of a stage → the bytes of its passes.
     saved_bytes_by_layer: kind of a layer → the bytes that a micro-batch saves there.
@@ -278,7 +278,7 @@ class PeakEstimate:
         return PassMeasurements(dict(self._passes_by_key), dict(self._saved_bytes_by_layer))
 
     def measurements_since(self, earlier: PassMeasurements) -> PassMeasurements:
-        """Returns the measurements that this estimate has made since an earlier copy of its measurements."""
+        """Returns the measurements that were made since the copy `earlier` of this estimate's measurements."""
         return PassMeasurements(
             {
                 measurement_key: micro_batch_bytes
@@ -369,7 +369,7 @@ class PeakEstimate:
         return stage_peaks
 
     def _distinct_ranks(self, layout: Layout, micro_batch_count: int) -> dict[int, list[Stage]]:
-        """Returns pipeline rank → stages, only for ranks whose peak differs from the previous rank's peak."""
+        """Returns pipeline rank → stages, without ranks whose peak equals the previous rank's."""
         check_micro_batches(layout, distinct_micro_batch_count(layout, micro_batch_count))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layer_count):
@@ -411,7 +411,7 @@ class PeakEstimate:
         return self._peaks_by_rank[rank]
 
     def _compute_rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batch_count: int) -> int:
-        """Returns the peak bytes of a rank: the largest of four points in time of a training step.
+        """Returns the peak bytes of a rank: the largest of four moments of a training step.
 
         The moments are the peak of a pass, the end of a backward pass, the reduction of gradients and the optimizer's
         step. The peak of a pass comes with the most micro-batches in flight, whose saved bytes include its own.
@@ -549,7 +549,7 @@ class PeakEstimate:
         return self._parameters_by_layer[cache_key]
 
     def _count_recorded_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameterCounts:
-        """Counts the parameters of a stage in its recorded program, as `_count_parameters`."""
+        """Counts a stage's parameters in its recorded program; same result as `_count_parameters`."""
         node_tree = cached_rank_program(self.spec, layout, 0, representative_stage(self.spec, stage)).node()
         count_parameters = partial(padded_parameter_count, shard_count) if shard_count > 1 else total_params_of
         tree_nodes = [
@@ -665,7 +665,7 @@ class PeakEstimate:
         return start_layer, end_layer, len(stage.layers)
 
     def _measured_layers_with_longer_end(self, stage: Stage) -> tuple[int, int, int] | None:
-        """Returns `_measured_layers`, computed as if the equal layers at the end of a stage were more numerous.
+        """Returns `_measured_layers` of a stage with more equal layers at its end.
 
         So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
         """

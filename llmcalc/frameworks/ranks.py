@@ -51,7 +51,7 @@ class RankMemory:
 
 @frozen
 class Cluster:
-    """The memory of a model on the ranks of a layout. run: the training or inference run. framework: the framework."""
+    """The memory of a model on the ranks of a parallel layout, under one framework."""
 
     run: RunOnRanks
     framework: Framework
@@ -137,7 +137,7 @@ class Cluster:
 
     @property
     def unlisted_stages(self) -> list[int]:
-        """The pipeline stages without a rank in `ranks`, because an earlier stage needs at least as much memory."""
+        """The pipeline stages without a rank in `ranks`, which need no more memory than a listed stage."""
         listed_stages = {self.layout.coordinates(rank).pp for rank in self.ranks}
         return [stage_number for stage_number in range(self.layout.pp) if stage_number not in listed_stages]
 
@@ -190,7 +190,7 @@ class Cluster:
         return self._inference_ranks[rank]
 
     def _replay(self, rank: int, cuda_runtime: CudaRuntime) -> RankMemory:
-        """Returns the memory of one rank by a replay, with NCCL's buffers and the models that are not replayed."""
+        """Returns the memory of one rank by a replay, plus NCCL's buffers and models that do not train."""
         if self.trains:
             memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
             memory = replace(memory, host_terms=(*memory.host_terms, *self._host_terms))
@@ -211,7 +211,7 @@ class Cluster:
 
     @cached_property
     def _host_terms(self) -> tuple[MemoryTerm, ...]:
-        """The host memory of a run with data parallelism alone: offloaded activations, paged states of one device."""
+        """The host memory of a run with data parallelism alone, such as offloaded activations."""
         has_host_memory = self.settings.offload_activations or paged_bytes(self.memory.states)
         if self.layout.dp < self.layout.world_size or not has_host_memory:
             return ()
@@ -338,7 +338,7 @@ def _with_added_bytes(
 
 
 def _covers_all_layers(layers_by_chunk: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
-    """Whether each pipeline chunk contains all layers of the same chunk in `smaller_chunks`."""
+    """Whether every pipeline chunk contains the layers of the chunk with its index in `smaller_chunks`."""
     return all(layers >= smaller_layers for layers, smaller_layers in zip(layers_by_chunk, smaller_chunks, strict=True))
 
 

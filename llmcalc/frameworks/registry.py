@@ -51,7 +51,7 @@ def framework(folder_name: str) -> Framework:
 
 
 def framework_of(layout_request: LayoutRequest) -> Framework:
-    """Returns the framework in a layout's request, or the framework that the options imply."""
+    """Returns the framework that a layout request names, or that the layout options imply."""
     if layout_request.framework is not None:
         return framework(layout_request.framework)
     implied_frameworks = (

@@ -48,7 +48,7 @@ class StageParameterCounts(NamedTuple):
 
 
 class TransientBytes(NamedTuple):
-    """A rank's temporary bytes at each point of a training step, 0 by default.
+    """A rank's temporary bytes by the moment of a training step at which they are allocated; 0 by default.
 
     Bytes of a moment inside of the passes are added to `during_passes`: they are negative where less exists then.
 
@@ -95,7 +95,7 @@ TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameterCount
 def no_transient_bytes(
     layout: Layout, stage_parameters: Sequence[StageParameterCounts], micro_batch_count: int
 ) -> TransientBytes:
-    """Returns zero temporary bytes, for frameworks that allocate no temporary tensors."""
+    """Returns temporary bytes of 0, for frameworks without temporary tensors."""
     return TransientBytes()
 
 

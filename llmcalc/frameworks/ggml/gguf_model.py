@@ -377,7 +377,7 @@ class GgufModel:
 
     @property
     def listed_bytes(self) -> int:
-        """The file size that Ollama's library lists, if it is larger than the scheme's; 0 otherwise."""
+        """The bytes that Ollama's library lists for a file with more bits than its scheme; 0 for others."""
         is_whole_tag = self.is_library_file and self.quantize == USUAL_SCHEME and "?" not in self.preset.target
         gigabytes = larger_file_gigabytes(self.preset.target) if is_whole_tag else None
         if gigabytes is None:

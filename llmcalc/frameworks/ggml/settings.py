@@ -248,7 +248,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def has_exact_modules_file(self) -> bool:
-        """Whether a separate file of MTP modules has one known number format (q8_0, f16 or bf16)."""
+        """Whether the number format of MTP modules is known: no separate file, or q8_0, f16 or bf16."""
         return self.modules_file is None or self.modules_file.quantize in ("q8_0", "f16", "bf16")
 
     @property

@@ -178,7 +178,7 @@ def _table_value(expression: ast.Dict, known_values: Mapping[str, Any], nesting_
 
 
 def nested_item_value(expression: ast.expr, known_values: Mapping[str, Any], nesting_depth: int = 0) -> Any:
-    """Returns the value of an item in a list or dict; unknown for a variable with nested tables."""
+    """Returns the value of an expression; unknown for a variable with lists or tables inside its value."""
     item_value = expression_value(expression, known_values, nesting_depth)
     inner_values = list(item_value.values()) if isinstance(item_value, dict) else item_value
     is_nested = isinstance(inner_values, list) and any(

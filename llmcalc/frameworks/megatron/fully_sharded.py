@@ -127,7 +127,7 @@ class ShardedWeights:
             return Storage(self.meter, storage_bytes)
 
     def set_up(self, weights_by_path: dict[ModulePath, Storage]) -> None:
-        """Moves the model's weights into buckets, and frees each weight after its move."""
+        """Moves the model's weights into buckets one by one, and frees each weight that has been moved."""
         for bucket in self.buckets:
             self.shard_storages.append(self._allocate(2 * bucket.shard_size, "weights"))
             gathered_weights = self._allocate(2 * bucket.element_count, "weights")
@@ -218,7 +218,7 @@ class ShardedWeights:
             self.waiting_buckets.append(bucket)
 
     def end_backward(self) -> None:
-        """Frees all gradients after their reduction (`_root_post_backward`)."""
+        """Frees the gradients that were reduced during the backward pass (`_root_post_backward`)."""
         for bucket in self.buckets:
             _free_gradients(bucket)
         self.waiting_buckets = []
@@ -239,7 +239,7 @@ class ShardedWeights:
 
 
 def _is_version_since(settings: MegatronSettings, first_date: datetime.date) -> bool:
-    """Whether the run's version of Megatron-LM is of `first_date` or later."""
+    """Whether the run's Megatron-LM version is from `first_date` or later."""
     return settings.date is None or settings.date >= first_date
 
 
@@ -273,7 +273,7 @@ def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, la
 
 
 def _parameter_groups(parameters: Sequence[Parameter], largest_bucket_elements: int) -> Iterator[list[Parameter]]:
-    """Yields parameters in groups, each of which ends when it has the largest allowed number of elements."""
+    """Yields groups of parameters with at most the allowed number of elements."""
     parameter_group: list[Parameter] = []
     for parameter in parameters:
         parameter_group.append(parameter)

@@ -149,7 +149,7 @@ def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
 def _argument_table(
     reader: LaunchReader, arguments_table: Mapping[str, Any], environment: dict[str, str]
 ) -> Mapping[str, Any]:
-    """Returns the table with Megatron-LM's arguments: of a functional test its section, otherwise the table itself.
+    """Returns the table of Megatron-LM's arguments, which is a section in the file of a functional test.
 
     environment: to which the table's environment variables are added.
     """
@@ -261,7 +261,7 @@ def _with_vocabulary_of_tokenizer(settings: MegatronSettings, reader: LaunchRead
 
 
 def smallest_world_size(settings: MegatronSettings) -> int:
-    """Returns the smallest number of devices that the layout can have.
+    """Returns the smallest number of devices on which the parallel sizes are possible.
 
     The ranks of a stage, tp · cp · dp, are a multiple of the ranks that divide the experts, so dp is a multiple of
     experts / gcd(tp · cp, experts), and of the instances of the distributed optimizer; the smallest dp is the smallest
@@ -469,7 +469,7 @@ def _environment_value_text(variable_value: Any) -> str:
 
 
 def _script_kind(field_values: Mapping[str, Any], argument_values: Mapping[str, Any], script_file: str) -> ModelKind:
-    """Returns the kind of pretraining script, by its file name or by arguments that only this script has."""
+    """Returns the kind of pretraining script, such as `gpt` or `bert`, from its file name or arguments."""
     script_name = script_file.lower()
     for name_part, model_kind in MODEL_KIND_BY_SCRIPT.items():
         if name_part in script_name:

@@ -110,7 +110,7 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
 
 
 def _key_and_arguments(config: Table) -> tuple[str, Table]:
-    """Returns the key and the table of the file's arguments; an empty key if the whole file is the table."""
+    """Returns the table of Megatron-LM's arguments in a file, and the table's key (empty for the whole file)."""
     for table_key in ("MODEL_ARGS", MEASUREMENT_ARGUMENTS_KEY):
         if isinstance(config.get(table_key), Mapping):
             return table_key, config[table_key]

@@ -60,7 +60,7 @@ def _norm_table(settings: MegatronSettings) -> Table:
 
 
 def _rope_table(settings: MegatronSettings) -> Table | None:
-    """Returns the model-spec table of rotary positions; None for other positions."""
+    """Returns the model-spec table of rotary positions; None if the model has other positions."""
     if settings.position_type not in ("rope", "yarn", "mrope"):
         return None
     partial_rope_fields = {} if settings.rotary_percent >= 1 else {"partial_rotary_factor": settings.rotary_percent}
@@ -240,7 +240,7 @@ def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) 
 
 
 def _layers_without_rope(settings: MegatronSettings) -> list[bool]:
-    """Returns, per layer, whether the layer has no rotary positions; with a frequency N, every N-th layer has none."""
+    """Returns one flag per layer: whether the layer has no rotary positions (with a frequency N, every N-th)."""
     no_rope_frequency = settings.no_rope_freq
     if no_rope_frequency is None or _rope_table(settings) is None:
         return [False] * settings.layer_count

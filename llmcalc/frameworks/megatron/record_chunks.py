@@ -77,7 +77,7 @@ class RecordedChunk:
     def traces(
         self, chunk_number: int, names_before_forward: SharedTensorKeys, names_before_backward: SharedTensorKeys
     ) -> dict[PassCase, PassTrace]:
-        """Returns the memory events of each kind of pass, with this chunk's number replaced by `chunk_number`.
+        """Returns the memory events of each kind of pass, for a chunk with the number `chunk_number`.
 
         names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
         Raises `NotRepeatingError` if passes that should be alike are not.
@@ -122,7 +122,7 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
 def record_chunks(
     spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, distinguishes_previous_pass: bool
 ) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
-    """Records what each of a rank's model chunks allocates in its passes, by kind of pass, and the chunks.
+    """Records the memory events of each model chunk of a rank by kind of pass; returns traces and chunks.
 
     None if the weight gradients of several chunks are deferred together, so that they cannot be recorded separately.
 
@@ -258,7 +258,7 @@ def _shortened_chunk(
     layer_stack: LayerStack,
     record_chunk: Callable[[LayerStack | None], RecordedChunk],
 ) -> tuple[RecordedChunk, LayerStack]:
-    """Returns a recorded chunk in which its layer stack has only `RECORDED_REPEATS` repeats, and that stack."""
+    """Returns a recorded chunk with few repeats of its layer stack, and that shortened stack."""
     if cache_key not in _shortened_chunk_cache:
         if len(_shortened_chunk_cache) >= MAX_CACHED_CHUNKS:
             _shortened_chunk_cache.clear()
@@ -395,7 +395,7 @@ def _parameter_of_later_layer(parameter: Parameter, layer_stack: LayerStack, add
 
 
 def _parameter_description(parameter: Parameter) -> tuple[object, ...]:
-    """Returns all fields of a parameter, with the shape and number format of its tensor, for comparisons."""
+    """Returns a parameter's fields and its tensor's shape and format, for comparisons."""
     tensor = parameter.tensor
     return parameter.path, *parameter[2:], tensor.shape, tensor.dtype, tensor.is_leaf
 

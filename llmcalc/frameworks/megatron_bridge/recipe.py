@@ -220,7 +220,7 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
 
 
 def _with_flex_dispatcher(configurations: ConfigurationBuilder, recipe_name: str) -> Config:
-    """Returns a recipe's configuration after its `apply_flex_dispatcher_backend`, which sets the dispatcher to `flex`.
+    """Returns a recipe's configuration with the `flex` dispatcher, if the recipe's function applies one.
 
     Source: training/flex_dispatcher_backend.py, for a GPU that has DeepEP or HybridEP (Ampere, Hopper, B200, B300).
     """
@@ -239,7 +239,7 @@ def _with_flex_dispatcher(configurations: ConfigurationBuilder, recipe_name: str
 
 
 def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
-    """Returns imported recipes by their names in the file.
+    """Returns the recipes that a file imports, by the names that the file gives them.
 
     The result is name → (path of the recipe's file from this file's folder, the recipe's name there).
     """
@@ -415,7 +415,7 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
 
 
 def _length_key(reader: LaunchReader, config: Config) -> str:
-    """Returns the key of the sequence length: a key typed as an override, else the model's, else the dataset's."""
+    """Returns the config key of the sequence length: the typed one, else the model's, else the dataset's."""
     typed_overrides = hydra_overrides_of(reader.source.arguments)
     present_keys = [
         length_key for length_key in ("model.seq_length", "dataset.seq_length") if config.get(length_key) is not None

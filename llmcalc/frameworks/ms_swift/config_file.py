@@ -30,7 +30,7 @@ def is_ms_swift(config: Table) -> bool:
 
 
 def read_ms_swift(config: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a file, for the command that its arguments belong to. Raises `InputError`."""
+    """Returns the training run of a file with the arguments of `swift` or `megatron`. Raises `InputError`."""
     program = "megatron" if any(argument_name in config for argument_name in MEGATRON_ARGUMENTS) else "swift"
     command = CommandLine((), f"{program} {'rlhf' if 'rlhf_type' in config else 'sft'}", ())
     return _read_command_with_file(config, command, source_file)
@@ -46,7 +46,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _read_command_with_file(config: Table, command_line: CommandLine, source_file: LaunchSource) -> Launch:
-    """Returns the run of a command, after a file's arguments are placed before the command's own arguments."""
+    """Returns the run of a command, after the arguments in its config file are put before its own."""
     env_table = config.get("ENV")
     env: dict[str, Any] = {**(env_table if isinstance(env_table, Mapping) else {}), **source_file.env}
     env_texts = {str(variable_name): str(variable_value) for variable_name, variable_value in env.items()}

@@ -390,7 +390,7 @@ def _megatron_launch_settings(reader: LaunchReader, policy_table: Table, world_s
 
 
 def _read_rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> Rollout:
-    """Returns the rollout engine on the training devices. During rollouts the policy and its states are on the host.
+    """Returns the rollout engine on the training devices, where rollouts and training take turns.
 
     Log-probabilities are those of logits in fp32 (algorithms/loss; models/automodel/train.py).
     """

@@ -84,7 +84,7 @@ class DefaultContextLength(Record):
 
 
 class ClassesInRange(VersionRange):
-    """Classes of models to which a rule applies in a range of versions."""
+    """Model classes to which a rule applies in a range of Ollama versions."""
 
     classes: tuple[str, ...] = Field(min_length=1)
 
@@ -291,7 +291,7 @@ class OllamaServer:
 
     @cached_property
     def fitted_server(self) -> FittedServer:
-        """The llama.cpp server with its layers placed. Before 0.10, several sequences require all layers on GPUs."""
+        """The llama.cpp server after its layers are placed on GPUs and host."""
         chosen_request_count = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
         request_counts = (
             [chosen_request_count] if chosen_request_count else sorted({self.rules.parallel, 1}, reverse=True)
@@ -329,7 +329,7 @@ class OllamaServer:
 
 
 def tag_flags(preset: Preset) -> dict[str, Any]:
-    """Returns Ollama's flags of llama-server on a model's image encoder: its file, or none for text-only classes."""
+    """Returns llama-server's flags with which Ollama loads a model's image encoder; none for text-only classes."""
     if converted_class(preset) in read_record().text_classes:
         return {"mmproj_auto": False}
     return {"mmproj": TAG_ENCODER} if has_encoder(preset) else {}
@@ -412,7 +412,7 @@ def longest_context(server: OllamaServer) -> int | None:
 
 
 def larger_layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (options, Ollama's memory) for 1, 2, 4 and 8 GPUs, at most `most_devices`, or for the one of a Mac.
+    """Yields (options, Ollama's memory) on 1, 2, 4 and 8 GPUs, at most `most_devices`; on a Mac on its one GPU.
 
     A memory `starts` if the whole model fits on them.
     """

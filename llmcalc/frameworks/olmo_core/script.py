@@ -162,7 +162,7 @@ def _model_spec_and_name(
     model_changes: Mapping[str, str],
     tokenizer_match: re.Match[str] | None,
 ) -> tuple[ModelSpec | None, str]:
-    """Returns a script's model, or None with the model's name if no preset has the name or the script changes it."""
+    """Returns a script's model and name; the model is None if it is no preset or the script changes it."""
     model_name = next(
         (
             dotted_name_of(model_call.func)
@@ -365,7 +365,7 @@ def _step_settings(
 def _recompute_settings(
     reader: LaunchReader, call_nodes: list[ast.Call], module_arguments: Mapping[str, Any], variables: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the recomputation settings of the script's activation checkpointing config; none without it.
+    """Returns the recomputation settings of a script's activation checkpointing; none without any.
 
     Under a budget torch's partitioner keeps at most this part of what it would keep beyond the inputs of layers
     (torch/_functorch/partitioners.py, `choose_saved_values_set`).
@@ -403,7 +403,7 @@ def _recompute_settings(
 
 
 def _recomputes_networks(call_nodes: list[ast.Call], class_name: str) -> bool:
-    """Whether the modules that a call names are the feed-forward networks of all layers, listed or by a pattern."""
+    """Whether a call selects the feed-forward networks of all layers for recomputation."""
     module_lists = (
         ast.unparse(keyword_node.value)
         for call_node in call_nodes

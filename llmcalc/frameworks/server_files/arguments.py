@@ -168,12 +168,12 @@ def engine_of_flags(command_words: Sequence[str]) -> str:
 
 
 def _takes_value(argument_word: str) -> bool:
-    """Whether the next word of the command may be an argument's value."""
+    """Whether an argument is a flag that may take the next word as its value."""
     return argument_word.startswith("-") and "=" not in argument_word
 
 
 def _require_resolved(flag: Flag, flag_value: Any) -> None:
-    """Raises `InputError` if a part of a flag's value is known only when the file runs."""
+    """Raises `InputError` for a flag whose value has a part that is known only when the file runs."""
     nested_values = (
         flag_value.values()
         if isinstance(flag_value, Mapping)

@@ -28,7 +28,7 @@ MODEL_FLAGS = ("maxModelLen", "maxNumSeqs", "dtype")
 
 
 def server_of_table(manifest_table: Mapping[str, Any]) -> Container | None:
-    """Returns the server that a table describes, without its location in the file; None for other tables."""
+    """Returns the server that a manifest's table describes; None for other tables."""
     if isinstance(manifest_table.get("engine_kwargs"), Mapping) and isinstance(
         manifest_table.get("model_loading_config"), Mapping
     ):
@@ -153,7 +153,7 @@ def _operator_server(operator_table: Mapping[str, Any], model_table: Mapping[str
 def _stack_server(
     stack_table: Mapping[str, Any], model_name: str, flags: Mapping[str, Any], image_name: str, gpus: Any
 ) -> Container:
-    """Returns a server of vLLM's production stack. flags: flags outside `vllmConfig`. gpus: its number of GPUs."""
+    """Returns a server of vLLM's production stack. flags: flags outside `vllmConfig`. gpus: number of GPUs."""
     vllm_config = inner_table(stack_table, "vllmConfig")
     all_flags = {
         **flags,

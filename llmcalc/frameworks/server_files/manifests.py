@@ -224,7 +224,7 @@ def _config_map_servers(config_map: Mapping[str, Any], server_finder: ServerFind
 def _inference_service_with_runtime(
     inference_service: Mapping[str, Any], serving_runtime: Mapping[str, Any], server_finder: ServerFinder
 ) -> Iterator[StartedServer]:
-    """Yields the server of a KServe InferenceService, with the container and arguments of its runtime."""
+    """Yields a KServe InferenceService's server, with the container of its serving runtime."""
     model_table = inner_table(inference_service, "spec", "predictor", "model")
     containers = inner_table(serving_runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
@@ -357,7 +357,7 @@ def _servers_of_container(
 
 
 def _short_location(key_path: str) -> str:
-    """Returns the path of keys to a server in a manifest, without the keys that are in every manifest."""
+    """Returns a server's location in a manifest, without the keys that all manifests have."""
     short_location = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", key_path)
     return re.sub(r"\.{2,}", ".", short_location).strip(".") or key_path
 

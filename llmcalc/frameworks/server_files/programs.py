@@ -210,7 +210,7 @@ LONGEST_PREFIX = 60
 
 
 class ServerStart(NamedTuple):
-    """A command that starts a server: program, arguments, and the model in the launcher's arguments."""
+    """The start of a server in a command: the program, its arguments, and a model that the launcher states."""
 
     program: ServerProgram
     arguments: tuple[str, ...]
@@ -344,7 +344,7 @@ def _server_start_of_module(python_module: str, arguments: tuple[str, ...]) -> S
 
 
 def _fork_of_program(server_program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
-    """Returns the fork of a server program that the path or a flag indicates; otherwise the program itself.
+    """Returns the fork that an image, a path or a flag indicates; otherwise the program itself.
 
     image_and_path: container image and program path.
     """

@@ -117,7 +117,7 @@ class _Evaluator:
         return str(evaluated_value)
 
     def _embedded_text(self, evaluated_value: Any) -> str:
-        """Returns a value as text for use within a longer text, and counts its letters."""
+        """Returns a value as text inside a longer text, and counts the characters to limit the work."""
         self._count_combined_items(evaluated_value)
         return _word_of_value(evaluated_value)
 
@@ -303,7 +303,7 @@ def _word_of_value(evaluated_value: Any) -> str:
 
 
 def _with_unresolved_marks(evaluated_value: Any) -> Any:
-    """Returns a value, with marks on the parts that are known only when the file runs."""
+    """Returns a value with marks in place of parts that are known only when the file runs."""
     if isinstance(evaluated_value, dict):
         return {table_key: _with_unresolved_marks(nested_value) for table_key, nested_value in evaluated_value.items()}
     if isinstance(evaluated_value, list):

@@ -64,7 +64,7 @@ def servers_of_file(
 
 
 def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
-    """Returns the name, the text and the folder of a launch file, or of a command that is typed in its place."""
+    """Returns name, text and folder of a launch file, or of a command that the user typed instead of a file."""
     typed_text = str(launch_path)
     if words_of_typed_command(typed_text):
         typed_text = posix_paths(typed_text)
@@ -142,7 +142,7 @@ def servers_of_text(
 
 
 def _without_duplicates(launched_servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
-    """Returns the servers that are not copies of earlier servers with another location or environment."""
+    """Returns the servers without copies that differ only in location or environment."""
     distinct_servers: dict[str, LaunchedServer] = {}
     for server in launched_servers:
         server_text = repr(replace(server, place_in_file="", env={}, notes=()))

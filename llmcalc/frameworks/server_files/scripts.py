@@ -159,7 +159,7 @@ def _is_command(command_words: Sequence[str], command_name: str) -> bool:
 
 
 def _servers_of_daemon(command_words: Sequence[str], container: Container) -> Iterator[StartedServer]:
-    """Yields the server that a daemon's command starts, or the server of a model that the command downloads into it."""
+    """Yields the server of a daemon's command, or of a model that the command downloads."""
     for server_program in PROGRAMS:
         if _is_command(command_words, server_program.daemon_command):
             yield StartedServer(ServerStart(server_program, ()), container)
@@ -171,7 +171,7 @@ def _servers_of_daemon(command_words: Sequence[str], container: Container) -> It
 def _daemon_servers_without_start(
     daemon_servers: Sequence[StartedServer], started_engines: Collection[str]
 ) -> Iterator[StartedServer]:
-    """Yields the servers of daemons whose engine no other command starts: those with a downloaded model, else one."""
+    """Yields servers of daemons whose engine no other command starts: those with a model, else the first."""
     daemon_servers = [server for server in daemon_servers if server.server_start.program.engine not in started_engines]
     yield from [server for server in daemon_servers if server.server_start.arguments] or daemon_servers[:1]
 

@@ -308,7 +308,7 @@ class SGLangServer(EngineServer):
 
     @property
     def draft_reserve_gib(self) -> float:
-        """The GiB outside of the budget that are reserved for a draft model and its KV cache."""
+        """The GiB reserved for a draft model and its KV cache, in addition to the memory fraction."""
         draft_algorithm, memory_fraction_rule = self.flags.get("speculative_algorithm"), self.rules.fraction
         if (
             draft_algorithm is None
@@ -347,7 +347,7 @@ class SGLangServer(EngineServer):
 
     @property
     def nvidia_smi_gib(self) -> float:
-        """The device's memory in GiB as nvidia-smi shows it."""
+        """The device's total memory in GiB, as nvidia-smi shows it."""
         return (self.hardware.usable_memory_bytes or self.hardware.memory_bytes) / GIB
 
     @property
@@ -428,7 +428,7 @@ class SGLangServer(EngineServer):
         )
 
     def loads_draft_modules(self, stage_number: int) -> bool:
-        """Whether a stage has drafting modules, whose memory reduces the KV cache."""
+        """Whether a pipeline stage has modules that draft tokens, and so less memory for the KV cache."""
         return self.speculation.uses_mtp and stage_number == self.pp - 1
 
     @cached_property
@@ -578,7 +578,7 @@ class SGLangServer(EngineServer):
 
     @property
     def token_pool_ratios(self) -> tuple[float, float]:
-        """Ratios of pool sizes: recurrent states to KV cache, and window layers' tokens to full layers' tokens."""
+        """The ratios of recurrent states to KV cache, and of window layers' tokens to full layers' tokens."""
         default_ratios = self.engine_record.ratios
         return (
             float(self.flags.get("mamba_full_memory_ratio", default_ratios.states)),
@@ -587,7 +587,7 @@ class SGLangServer(EngineServer):
 
     @property
     def multimodal_bytes(self) -> int:
-        """The bytes of the cache for encoder outputs, subtracted from the KV cache's memory."""
+        """The bytes of the cache for encoder outputs, which reduces the KV cache."""
         if not self.rules.multimodal_mib or not self.has_encoder:
             return 0
         has_feature_pool = self.flags.get("mm_feature_transport", "cpu") != "cpu"
@@ -602,7 +602,7 @@ class SGLangServer(EngineServer):
 
     @property
     def concurrency_limits(self) -> ConcurrencyLimits:
-        """The limits on a rank's concurrent requests; with data-parallel attention, of its fraction of the requests."""
+        """The limits on concurrent requests of a rank; of attention replicas each has an equal share."""
         replica_count, request_limit = self.dp if self.has_divided_attention else 1, self.max_running_requests
         return ConcurrencyLimits(
             None if request_limit is None else max(1, request_limit // replica_count),

@@ -53,7 +53,7 @@ def host_expert_share(engine_rank: EngineRank, flags: Mapping[str, Any]) -> Frac
 
 
 def _expert_layers(engine_rank: EngineRank) -> Iterator[tuple[int, int]]:
-    """Yields (experts per layer, number of layers) for each group of equal layers."""
+    """Yields (experts per layer, number of layers) for each run of layers with equal numbers of experts."""
     for tree_node in engine_rank.model.tree().walk():
         node_op = tree_node.node.op
         if isinstance(node_op, ExpertLinear) and not tree_node.optional_part and tree_node.node.name == "down_proj":

@@ -34,7 +34,7 @@ def loaded_scale_bytes(engine_rank: EngineRank) -> int:
 
 
 def unused_segment_bytes(engine_rank: EngineRank) -> int:
-    """Returns the unused bytes in the allocator's segments of weights; 0 if ranks split blocks with a shared scale."""
+    """Returns the unused bytes in allocator segments of weights; 0 if ranks divide blocks with one scale."""
     return sum(
         remainder_bytes * segment_count for remainder_bytes, segment_count in segment_remainders(engine_rank).items()
     )

@@ -168,7 +168,7 @@ class TensorRTLLMServer(EngineServer):
         return token_count * 2 * (HIDDEN_VECTORS * hidden_size + inner_width)
 
     def token_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the KV cache bytes per token on a rank. Layers with a sliding window cache all tokens."""
+        """Returns the bytes that one token takes in the KV caches of all layers on a rank."""
         if engine_rank.state_caches:
             raise InputError(
                 f"--engine {self.name}: recurrent states are not modelled, because three managers of caches divide the "

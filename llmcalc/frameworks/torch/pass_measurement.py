@@ -99,7 +99,7 @@ class StageRun:
         self._latest_passes: tuple[int, PassVisits, PassVisits] | None = None
 
     def _run_micro_batch(self) -> tuple[int, PassVisits, PassVisits]:
-        """Runs a micro-batch, and returns the bytes saved between its passes and the meter's records of both passes."""
+        """Runs a micro-batch; returns the bytes saved between its passes, and the memory records of both."""
         start_bytes = self.meter.live_bytes
         self.meter.restart()
         in_flight = self.chunk.forward_micro_batch()

@@ -416,7 +416,7 @@ class RankRun:
         first_chunk.updated_parameters, first_chunk.parameters = chunk_parameters
 
     def zero_grad(self) -> None:
-        """Frees the gradients or sets them to zero."""
+        """Frees the gradients of all chunks, or keeps them as zeros."""
         for model_chunk in self.chunks:
             model_chunk.zero_grad()
 
@@ -424,7 +424,7 @@ class RankRun:
 def shorten_layers(
     model_chunks: Iterable[ModelChunk], layer_period: int, shortens_stacks: bool = True
 ) -> tuple[list[LayerStack], list[int]]:
-    """Makes chunks run only `RECORDED_REPEATS` repeats of long layer stacks; returns all stacks and the shortened ones.
+    """Makes chunks run few repeats of long layer stacks; returns all stacks and the shortened ones.
 
     layer_period: layers between two recomputed ones. shortens_stacks: false to run all layers; default true.
     """

@@ -53,7 +53,7 @@ class RecordedRank:
     counted_steps: dict[int, CountedSteps] = field(default_factory=dict, compare=False)
 
     def layer_offsets(self, model_chunks: Sequence[ModelChunk]) -> list[int]:
-        """Returns, for each chunk, its first layer's index minus the first layer's index of the recorded chunk."""
+        """Returns, per chunk, how many layers later it begins than the recorded chunk."""
         chunk_pairs = zip(model_chunks, self.layers_before_by_chunk, strict=True)
         return [model_chunk.lowering.first_layer_index - layers_before for model_chunk, layers_before in chunk_pairs]
 
@@ -239,7 +239,7 @@ def record_rank(rank_setup: RankSetup) -> RecordedRank:
 def _record_steps(
     rank_run: RankRun, recorder: EventRecorder, pass_traces: dict[PassCase, PassTrace], group_size: int
 ) -> list[ParameterSet | None] | None:
-    """Runs steps and records the events of their passes. Returns each chunk's parameters; None if passes differ.
+    """Records the passes of two steps by case; returns each chunk's parameters, None if equal cases differ.
 
     group_size: micro-batches of a group in `run_in_groups`.
     """
@@ -269,7 +269,7 @@ def _record_steps(
 
 
 def _record_without_pipeline(rank_run: RankRun, microbatch_count: int) -> None:
-    """Runs each micro-batch's forward pass and then its backward pass, for a single stage."""
+    """Runs the forward and backward pass of each micro-batch in turn, on a single stage."""
     (single_chunk,) = rank_run.chunks
     for _ in range(microbatch_count):
         in_flight: MicroBatchInFlight | None = single_chunk.forward_micro_batch()

@@ -257,7 +257,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 
 def _loads_causal_class(named_calls: list[NamedCall]) -> bool:
-    """Whether the file loads its model by `AutoModelForCausalLM`, instead of passing a model's name to a trainer."""
+    """Whether the file loads its model by `AutoModelForCausalLM`."""
     loading_nodes = [
         named_call.node
         for named_call in named_calls
@@ -339,7 +339,7 @@ def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) 
 
 
 def _unknown_reason(unknown_value: UnknownValue, script_arguments: ScriptArguments, typed_path: str) -> str:
-    """Returns the reason why an argument of a call is unknown: the file computes or parses its value."""
+    """Returns the reason why a call's argument is unknown, such as a value that the file computes."""
     object_name, _, attribute_name = unknown_value.text.partition(".")
     if object_name and script_arguments.defaults.get(attribute_name, "") is None:
         return (
@@ -476,7 +476,7 @@ BranchCondition: TypeAlias = tuple[ast.expr, bool]
 
 
 def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[BranchCondition, ...]]:
-    """Returns id of a call's syntax node → the conditions under which the call runs, if they are plain names."""
+    """Returns, by id of a call's node, the conditions of the branches that contain the call."""
     conditions: dict[int, tuple[BranchCondition, ...]] = {}
     pending_nodes: list[tuple[ast.AST, tuple[BranchCondition, ...]]] = [(syntax_tree, ())]
     while pending_nodes:
@@ -495,7 +495,7 @@ def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[Branc
 
 
 def _is_in_skipped_branch(condition_node: ast.expr, is_true_branch: bool, variables: Mapping[str, Any]) -> bool:
-    """Whether a branch is certainly skipped, by the known value of its condition: a name or a negated name."""
+    """Whether a branch never runs, because the value of its condition is known."""
     name_node = (
         condition_node.operand
         if isinstance(condition_node, ast.UnaryOp) and isinstance(condition_node.op, ast.Not)

@@ -192,7 +192,7 @@ def config_names(config: Table) -> list[str]:
 
 
 def launch_of_easy_r1(reader: LaunchReader, written_values: Table) -> Launch:
-    """Returns the training run of the actor of EasyR1. written_values: dotted key → value."""
+    """Returns the training run of EasyR1's actor. written_values: config key with dots → value."""
     try:
         launched_run = launch_of_overrides(reader, with_verl_keys(reader, written_values), (), is_easy_r1=True)
     except InputError as error:
@@ -278,7 +278,7 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Table) -> dict[s
 
 
 def _is_read_or_refused_key(config_key: str, rollout: Rollout) -> bool:
-    """Whether verl's reader handles a key, or refuses some of the key's values."""
+    """Whether verl's reader reads a config key, or refuses some of its values."""
     read_prefixes = (MODEL_PREFIX, ACTOR_PREFIX, "model_engine", "data.max_", "trainer.n")
     if config_key.startswith(read_prefixes) or config_key.rpartition(".")[2] in KEYS_BESIDE_ACTOR:
         return True

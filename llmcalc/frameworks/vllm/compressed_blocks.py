@@ -94,7 +94,7 @@ def compressed_pool(
 
 
 def _pages_of_model(engine_rank: EngineRank, has_fp4_entries: bool) -> Iterator[CachePages]:
-    """Yields the pages of every cache. Layers that draft tokens keep the keys of a window only.
+    """Yields the pages of every compressed cache; layers that draft tokens cache only a window.
 
     has_fp4_entries: whether an indexer's entry takes 4 bits an element with a byte of scale for 32; else 8 bits with a
         float32 for 128.
@@ -152,7 +152,7 @@ def _layers_by_size(group_pages: Iterable[CachePages]) -> dict[int, int]:
 
 
 def _page_bytes(group_pages: Iterable[CachePages]) -> int:
-    """Returns the bytes of a group's pages, with one page for each of its layers."""
+    """Returns the bytes of one page for each layer of a cache group."""
     return sum(cache_pages.layer_count * cache_pages.page_bytes for cache_pages in group_pages)
 
 

@@ -36,7 +36,7 @@ def scaled_length(preset: Preset) -> int | None:
 
 
 def short_rope_length(preset: Preset) -> int | None:
-    """Returns the longest length in tokens with LongRoPE's short factors; None if the model does not state it."""
+    """Returns the longest length in tokens for LongRoPE's short factors; None for other models."""
     for scaling_table in _scaling_tables(preset.rope_parameters or {}):
         original_length = scaling_table.get("original_max_position_embeddings")
         has_stated_length = preset.config is None or "original_max_position_embeddings" in preset.config

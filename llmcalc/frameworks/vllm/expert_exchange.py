@@ -90,7 +90,7 @@ def all2all_backend(flags: Mapping[str, Any], version_numbers: tuple[int, ...]) 
 
 
 def uses_pplx(flags: Mapping[str, Any], version_numbers: tuple[int, ...]) -> bool:
-    """Whether the ranks exchange tokens by pplx's kernels, which take the tokens of all ranks as they are."""
+    """Whether expert-parallel ranks exchange tokens by pplx's kernels."""
     return version_numbers < WITHOUT_PPLX_FROM and all2all_backend(flags, version_numbers)[0] == "pplx"
 
 
@@ -236,7 +236,7 @@ def expert_balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], ra
 
 
 def low_latency_buffer_bytes(token_count: int, hidden_size: int, expert_count: int) -> int:
-    """Returns the bytes of DeepEP's low-latency buffers: two for sending, two for receiving, and their signals.
+    """Returns the bytes of DeepEP's low-latency buffers: for sending, receiving and signals.
 
     token_count: most tokens of a rank that are sent at once. expert_count: of a layer, on all ranks.
     """

@@ -111,7 +111,7 @@ class ExpertKernels(NamedTuple):
 
     @property
     def have_assumed_widths(self) -> bool:
-        """Whether the workspaces' widths are assumed to be Triton's, because those of the kernels are not modelled."""
+        """Whether the widths of the workspaces are taken from Triton's kernels, because others are unknown."""
         return (
             (bool(self.weight_kernels) and self._lacks_fp8_kernels)
             or not self.weight_kernels <= CHUNKING_KERNELS
@@ -126,7 +126,7 @@ class ExpertKernels(NamedTuple):
 
     @property
     def _free_workspaces(self) -> bool:
-        """Whether the kernels are FlashInfer's or AITER's, which free their workspaces."""
+        """Whether the kernels free their workspaces after the experts, as FlashInfer's and AITER's do."""
         if (backend := moe_backend(self.flags)) != "auto":
             return backend.startswith(FREEING_BACKENDS)
         version, capability = self.version_numbers, self.compute_capability

@@ -23,7 +23,7 @@ def rules_with_sampler(
     flags: Mapping[str, Any],
     has_second_runner: bool,
 ) -> VLLMRules:
-    """Returns the memory rules with FlashInfer's sampler if the variable selects it; otherwise `base_rules` unchanged.
+    """Returns the memory rules with FlashInfer's sampler if the server uses it; otherwise `base_rules`.
 
     The second model runner has its own dummy run, whose rules hold with either sampler.
     Raises `InputError` where FlashInfer's sampler is not modelled.

@@ -104,7 +104,7 @@ class BlockPool:
         return block_count / max(1, self.blocks_of_request(request_length, tokens_in_flight))
 
     def printed_concurrency(self, block_count: int, request_length: int, tokens_in_flight: int) -> float:
-        """Returns how many requests of `request_length` tokens fit, computed as the vLLM version logs it.
+        """Returns the number of concurrent requests that vLLM prints in its log for this block pool.
 
         Beside unequal pages it divides the bytes of a request's pages by those of the first group's, and so counts no
         padding of its blocks (`get_max_concurrency_for_kv_cache_config`): more requests than fit.
@@ -122,7 +122,7 @@ class BlockPool:
     def printed_tokens(
         self, block_count: int, request_length: int, tokens_in_flight: int, version_rules: VLLMRules
     ) -> int:
-        """Returns how many tokens fit into the KV cache, computed as the vLLM version logs it.
+        """Returns the number of cache tokens that vLLM prints in its log for this block pool.
 
         A block of a request's current state counts as `request_length` tokens, those of the longest request.
         """

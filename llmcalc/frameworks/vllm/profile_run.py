@@ -71,7 +71,7 @@ class ProfileRun(NamedTuple):
     gathering_ranks: int = 1
 
     def assumes_expert_widths(self, engine_rank: EngineRank) -> bool:
-        """Whether the rank has experts whose workspace widths are unknown, and assumed to be those of other kernels."""
+        """Whether the widths of the rank's expert workspaces are assumed, because they are not known."""
         return self.expert_kernels.have_assumed_widths and engine_rank.widest_network_sizes[2] is not None
 
     def has_assumed_sizes(self, engine_rank: EngineRank) -> bool:
@@ -166,7 +166,7 @@ class ProfileRun(NamedTuple):
         return self.hidden_vector_bytes(engine_rank) + workspace_bytes + sampler_bytes
 
     def origin(self, engine_rank: EngineRank, version_rules: VLLMRules) -> str:
-        """Returns a short description of the tensors at the peak."""
+        """Returns a description of the tensors that are allocated at the peak."""
         layer_bytes = self.layer_bytes(engine_rank, version_rules)
         bytes_after_layers = self.bytes_after_layers(engine_rank, version_rules)
         if self.peak_bytes(engine_rank, version_rules) == self.compilation_bytes:

@@ -303,7 +303,7 @@ class VLLMSettings(EngineServer):
         return bool(variable_value)
 
     def has_model_class(self, class_names: tuple[str, ...]) -> bool:
-        """Returns whether the model's class is one of `class_names`."""
+        """Whether the model's class is among `class_names`."""
         return not {*architectures(self.preset)}.isdisjoint(class_names)
 
     @property
@@ -331,7 +331,7 @@ class VLLMSettings(EngineServer):
 
     @cached_property
     def reason_for_first_engine(self) -> str:
-        """The reason why a version with two engines runs engine V0 without VLLM_USE_V1=0; empty if it runs V1.
+        """The reason why a version with engines V0 and V1 runs V0; empty if it runs V1.
 
         Source: engine/arg_utils.py, `_is_v1_supported_oracle`, read in 0.8.0 to 0.8.3, 0.8.5 and 0.9.0 to 0.10.2. On
         AMD's GPUs, and for LoRA adapters, VLLM_USE_V1=1 runs the second engine all the same.
@@ -364,7 +364,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def _v1_fp8_cache_from(self) -> tuple[int, ...]:
-        """The first version whose V1 engine has a cache in fp8, of which the other versions have the V0 engine.
+        """The first version whose engine V1 supports an fp8 cache; earlier ones run V0 for it.
 
         Source: `_is_v1_supported_oracle`, and from 0.10 on platforms/cuda.py, `is_kv_cache_dtype_supported`.
         """
@@ -487,7 +487,7 @@ class VLLMSettings(EngineServer):
 
     @cached_property
     def whole_video_rules(self) -> VideosAsImages | None:
-        """The rules for reading videos as images, if a whole video must fit in one batch; None if it may be split."""
+        """The rules for reading a video as images if the batch must hold the whole video; otherwise None."""
         video_rules = self.engine_record.videos_as_images(self.version_of_rules)
         must_be_whole = (
             video_rules is not None and video_rules.must_fit_batch and tokens_of_whole_images(self.preset.model) > 0
@@ -496,7 +496,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def largest_input_tokens(self) -> int:
-        """The tokens of the largest allowed image or video, which one batch must hold; 0 if it may be split."""
+        """The tokens of the largest image or video that must fit in one batch; 0 if none must."""
         if self.whole_video_rules is None or not self.loads_towers:
             return 0
         input_limits = self.flags.get("limit_mm_per_prompt", {})

@@ -56,7 +56,7 @@ class AttentionKernels(LinearKernels):
             self.store_without_reshape(output_value, self.tensor_of(input_value))
 
     def tensor_of(self, program_value: Value) -> Tensor:
-        """Returns the tensor that was computed for a value of the program; for a view, the base tensor."""
+        """Returns the tensor of a program value; for a view, the tensor that the view is of."""
         tensor = self.tensors_by_value.get(id(program_value))
         if tensor is not None:
             return tensor
@@ -69,7 +69,7 @@ class AttentionKernels(LinearKernels):
         self.store_without_reshape(recorded_value, tensor)
 
     def do_repeat(self, operation: Step) -> None:
-        """Copies nothing, because attention backends read a key head once for all query heads that share it."""
+        """Does nothing, because attention kernels read each key head once for the query heads that share it."""
         self.store_output(operation, self.tensor_of(operation.input_values[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
@@ -221,7 +221,7 @@ class AttentionKernels(LinearKernels):
             del query_gradient_sums
 
     def all_to_all_output(self, attention_output: Tensor) -> Tensor:
-        """Returns attention's output after an all-to-all, where context-parallel ranks divide heads.
+        """Returns the output of attention after the all-to-all of context-parallel ranks that divide heads.
 
         The output before the all-to-all stays saved.
         """

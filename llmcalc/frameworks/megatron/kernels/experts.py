@@ -119,7 +119,7 @@ class ExpertKernels(HeadKernels):
         return router_logits
 
     def do_vector(self, operation: Step) -> None:
-        """Creates the bias that corrects the experts' scores, or the learned numbers of xIELU, which every rank has.
+        """Creates a small vector of parameters: the experts' score bias, or xIELU's learned numbers.
 
         xIELU: swiss-ai/Megatron-LM, megatron/core/activations.py, one compiled kernel that saves its input.
         """
@@ -134,7 +134,7 @@ class ExpertKernels(HeadKernels):
             raise self.unknown_verb_error(operation, operation.verb)
 
     def do_buffer(self, operation: Step) -> None:
-        """Creates the bias that corrects the experts' scores, without counting the bias's few bytes."""
+        """Creates the bias of the experts' scores, whose few bytes are not counted."""
         self.store_output(operation, empty(UncountedMeter(), self.shape(operation.output_values[0]), FLOAT32))
 
     def do_route(self, operation: Step) -> None:
@@ -212,7 +212,7 @@ class ExpertKernels(HeadKernels):
         return expert_count
 
     def received_rows(self, row_count: Number) -> Number:
-        """Returns the number of token rows for this rank's experts. row_count: tokens of each rank."""
+        """Returns the number of token rows that this rank's experts receive. row_count: tokens of each rank."""
         return self.sent_rows(row_count) * self.rank_choices.etp
 
     def sent_rows(self, token_count: Number) -> Number:
@@ -228,7 +228,7 @@ class ExpertKernels(HeadKernels):
         return self.copy_reordered(operation_name, x, (row_count, *x.shape[1:]))
 
     def keep_in_dispatcher(self, *tensors: Tensor) -> None:
-        """Keeps tensors in the layer's token dispatcher, which references them until the layer's next forward pass.
+        """Keeps tensors alive in the token dispatcher until the layer's next forward pass.
 
         The graph of its probabilities refers to the layer's detached input.
         """
@@ -455,7 +455,7 @@ class ExpertKernels(HeadKernels):
         raise self.unsupported("no kernels for an expert's layer outside of experts", operation.name)
 
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
-        """Returns the kernel that runs experts in sequence (SequentialMLP), for products that are not grouped."""
+        """Returns the kernel that runs experts one after another (SequentialMLP); None for grouped products."""
         expert_steps = [item for item in module_scope.items if isinstance(item, Step) and item.verb == "experts"]
         if self.rank_choices.uses_grouped_gemm or not expert_steps:
             return super().module_kernel(module_scope)
@@ -537,7 +537,7 @@ class ExpertKernels(HeadKernels):
         return expert_output if bias is None else self.with_bias(expert_output, bias)
 
     def fused_expert_steps(self, operation: Step) -> list[Step]:
-        """Returns the linear layers of the experts with the same input, which run as one grouped matrix product."""
+        """Returns the experts' linear layers with one common input, which run as a single grouped product."""
         output_readers = self.readers_by_storage[id(operation.input_values[0].storage)]
         return [
             consumer_step

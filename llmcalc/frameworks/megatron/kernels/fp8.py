@@ -166,7 +166,7 @@ class Fp8Kernels(DeltaKernels):
     def gather_quantized(
         self, row_count: Number, row_width: Number, needs_rowwise: bool, needs_columnwise: bool
     ) -> tuple[QuantizedTensor, list[Tensor]]:
-        """All-gathers an 8-bit tensor over sequence-parallel ranks, and returns it with the sorting buffers."""
+        """All-gathers an 8-bit tensor over sequence-parallel ranks; also returns buffers for sorting its rows."""
         row_multiple = SIZE_MULTIPLE_BY_RECIPE.get(self.rank_choices.fp8_recipe, 1)
         if exact_div(row_count, self.rank_choices.tp) % row_multiple or row_width % row_multiple:
             raise self.unsupported(
@@ -276,7 +276,7 @@ class Fp8Kernels(DeltaKernels):
 
     @property
     def saves_16_bit_input(self) -> bool:
-        """Whether the current module is shared experts, whose 16-bit input the router saves (shared_experts.py)."""
+        """Whether the module is shared experts, whose input the router has already saved in 16 bits."""
         is_shared_expert = any(
             module_call.scope.node_fields.get("kind") == "shared_expert" for module_call in self.frames
         )

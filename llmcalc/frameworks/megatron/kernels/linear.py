@@ -24,7 +24,7 @@ class LinearKernels(RankKernels):
     # --- norms -------------------------------------------------------------------------------------------------------
 
     def do_norm(self, operation: Step) -> None:
-        """Runs a norm, or defers the norm to a linear layer that fuses it."""
+        """Runs a norm; a norm that the next linear layer computes is deferred to that layer."""
         norm_input, norm_output = operation.input_values[0], operation.output_values[0]
         if self.is_fused_norm(operation):
             self.deferred_norms[id(norm_output.storage)] = operation, self.module_path()
@@ -173,7 +173,7 @@ class LinearKernels(RankKernels):
     def split_product(
         self, fused_operations: list[Step], linear_output: Tensor, output_widths: Sequence[Number]
     ) -> list[Tensor]:
-        """Returns an output for each of several fused linear layers; by default the whole fused output for each."""
+        """Returns the output of each of several fused linear layers; by default all have the whole output."""
         return [linear_output for _ in output_widths]
 
     def linear_weights(self, operation: Step, output_width: Number, weight_role: str) -> tuple[Tensor, Tensor | None]:
@@ -206,7 +206,7 @@ class LinearKernels(RankKernels):
         )
 
     def adds_bias(self, operation: Step) -> bool:
-        """Whether a column-parallel layer adds its bias itself, because no later activation adds the bias."""
+        """Whether a column-parallel layer adds its bias, which otherwise the next activation adds."""
         return operation.weight is None or operation.weight.output_axes[0].name != "ffn"
 
     def transformer_engine_column_linear(
