@@ -277,18 +277,18 @@ class PeakEstimate:
         """Returns a copy of all measurements so far."""
         return PassMeasurements(dict(self._passes_by_key), dict(self._saved_bytes_by_layer))
 
-    def measurements_since(self, earlier: PassMeasurements) -> PassMeasurements:
-        """Returns the measurements that were made since the copy `earlier` of this estimate's measurements."""
+    def measurements_since(self, earlier_measurements: PassMeasurements) -> PassMeasurements:
+        """Returns the measurements made since `earlier_measurements`, a copy of this estimate's measurements."""
         return PassMeasurements(
             {
                 measurement_key: micro_batch_bytes
                 for measurement_key, micro_batch_bytes in self._passes_by_key.items()
-                if measurement_key not in earlier.passes_by_key
+                if measurement_key not in earlier_measurements.passes_by_key
             },
             {
                 layer_kind: saved_bytes
                 for layer_kind, saved_bytes in self._saved_bytes_by_layer.items()
-                if earlier.saved_bytes_by_layer.get(layer_kind) != saved_bytes
+                if earlier_measurements.saved_bytes_by_layer.get(layer_kind) != saved_bytes
             },
         )
 
@@ -329,7 +329,8 @@ class PeakEstimate:
         """Returns a lower bound of the bytes that a micro-batch saves in a stage, from already measured layers."""
         activation_shape = _activation_shape(layout)
         return sum(
-            self._saved_bytes_by_layer.get((*activation_shape, id(self.layer_kinds[i])), 0) for i in stage.layers
+            self._saved_bytes_by_layer.get((*activation_shape, id(self.layer_kinds[layer_index])), 0)
+            for layer_index in stage.layers
         )
 
     def largest_rank_bytes(self, layout: Layout, micro_batch_count: int) -> int:
@@ -348,8 +349,8 @@ class PeakEstimate:
             ),
         )
         return any(
-            is_too_large(self._rank_peak(layout, rank_and_stages, stages, micro_batch_count))
-            for rank_and_stages, stages in sorted_ranks
+            is_too_large(self._rank_peak(layout, rank_and_stages, rank_stages, micro_batch_count))
+            for rank_and_stages, rank_stages in sorted_ranks
         )
 
     def peaks_by_stage(self, layout: Layout, micro_batch_count: int) -> list[int]:
@@ -519,12 +520,16 @@ class PeakEstimate:
             return self._count_recorded_parameters(layout, stage, shard_count)
         end_layer = stage.layers[-1] if stage.has_head else stage.layers[0]
         counts_and_layers = [(self._count_layer(layout, stage, end_layer, shard_count), 1)]
-        other_kinds = Counter(id(self.layer_kinds[i]) for i in stage.layers if i != end_layer)
+        other_kinds = Counter(
+            id(self.layer_kinds[layer_index]) for layer_index in stage.layers if layer_index != end_layer
+        )
         middle_stage = stage._replace(has_embedding=False, has_head=False)
-        for i in stage.layers:
-            layer_count = other_kinds.pop(id(self.layer_kinds[i]), 0)
+        for layer_index in stage.layers:
+            layer_count = other_kinds.pop(id(self.layer_kinds[layer_index]), 0)
             if layer_count:
-                counts_and_layers.append((self._count_layer(layout, middle_stage, i, shard_count), layer_count))
+                counts_and_layers.append(
+                    (self._count_layer(layout, middle_stage, layer_index, shard_count), layer_count)
+                )
         return StageParameterCounts(
             dense=sum(layer_count * parameter_counts.dense for parameter_counts, layer_count in counts_and_layers),
             experts=sum(layer_count * parameter_counts.experts for parameter_counts, layer_count in counts_and_layers),

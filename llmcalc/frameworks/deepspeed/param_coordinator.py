@@ -296,10 +296,10 @@ class ParameterCoordinator:
                 if not parameter.is_persistent and parameter.last_fetched_step <= self.step_index
             ]
             reuse_distance = 0
-            for i in range(self.step_index, len(self.module_order)):
+            for step_index in range(self.step_index, len(self.module_order)):
                 if reuse_distance >= self.settings.stage3_max_reuse_distance or not released_parameters:
                     break
-                for parameter in self.parameters_by_module[self.module_order[i]]:
+                for parameter in self.parameters_by_module[self.module_order[step_index]]:
                     if parameter in released_parameters:
                         released_parameters.remove(parameter)
                     reuse_distance += parameter.element_count

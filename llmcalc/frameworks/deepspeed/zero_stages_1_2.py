@@ -295,11 +295,11 @@ class PartitionedRun(ZeroRun):
 
     def average_tensor(self) -> None:
         """Reduces the bucket's buffer, or one oversized gradient, in pieces to the ranks that own them."""
-        settings, rank_number = self.settings, self.rank
+        settings, owner_rank = self.settings, self.rank
         pieces_to_reduce: list[PartitionPiece] = []
         for weight in self.bucket.parameters:
             for weight_piece in self.pieces_by_weight[id(weight)]:
-                is_accumulated = self.has_accumulated_partition and weight_piece.rank == rank_number
+                is_accumulated = self.has_accumulated_partition and weight_piece.rank == owner_rank
                 if is_accumulated and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
                 if (
@@ -315,7 +315,9 @@ class PartitionedRun(ZeroRun):
                     pieces_to_reduce.append(weight_piece)
         if not settings.reduce_scatter:
             whole_bucket = PartitionPiece(-1, self.bucket.element_count)
-            self._allreduce([whole_bucket], [piece for piece in pieces_to_reduce if piece.rank == rank_number])
+            self._allreduce(
+                [whole_bucket], [queued_piece for queued_piece in pieces_to_reduce if queued_piece.rank == owner_rank]
+            )
         elif settings.use_multi_rank_bucket_allreduce:
             self._reduce_in_batches(pieces_to_reduce)
         else:

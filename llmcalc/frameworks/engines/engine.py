@@ -130,9 +130,9 @@ class EngineMemory:
         """Whether the engine starts and its caches have room for all users' requests, divided evenly over ranks."""
         return self.can_start and self.max_concurrency >= -(-user_count // self.data_parallel_ranks)
 
-    def term_bytes(self, term_name: str, device: str | None = None) -> int:
+    def term_bytes(self, term_name: str, device_name: str | None = None) -> int:
         """Returns the bytes of a named term of the memory, on one device or all; 0 if there is no such term."""
-        return sum(term.bytes for term in self.terms if term.name == term_name and device in (None, term.device))
+        return sum(term.bytes for term in self.terms if term.name == term_name and device_name in (None, term.device))
 
 
 class EngineVersion(NamedTuple):
@@ -383,9 +383,9 @@ class Engine:
             tried_flags.append({**flags, **changed_values})
         fewest_devices = min((flag_change.devices for flag_change in flag_changes), default=0)
         if not any(flag_change.can_start and flag_change.devices == fewest_devices for flag_change in flag_changes):
-            for change_number, (flag_change, changed_flags) in enumerate(zip(flag_changes, tried_flags, strict=True)):
+            for change_index, (flag_change, changed_flags) in enumerate(zip(flag_changes, tried_flags, strict=True)):
                 if not flag_change.can_start:
-                    flag_changes[change_number] = self._with_shorter_requests(
+                    flag_changes[change_index] = self._with_shorter_requests(
                         preset, hardware, engine_version, changed_flags, flag_change
                     )
         if not any(flag_change.can_start for flag_change in flag_changes) and not self.shows_alternatives:

@@ -386,14 +386,14 @@ class EngineRank:
             for cache in self.token_caches
         ]
 
-    def no_cache_error(self, engine: str) -> InputError:
+    def no_cache_error(self, engine_title: str) -> InputError:
         """Returns the error for a rank whose layers cache no keys and values."""
         if self.layout.pp > 1:
             return StageWithoutCache(
-                f"--engine {engine}: a pipeline stage has no layer with keys and values, which is not modelled; "
+                f"--engine {engine_title}: a pipeline stage has no layer with keys and values, which is not modelled; "
                 "expected fewer stages"
             )
-        return InputError(f"--engine {engine}: the model has no layer with keys and values; it is not modelled")
+        return InputError(f"--engine {engine_title}: the model has no layer with keys and values; it is not modelled")
 
     @property
     def has_latent_selection(self) -> bool:
@@ -643,8 +643,8 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
     """
     spec, rope_settings = preset.model, preset.rope_parameters or {}
     for mixer, _ in mixers_with_layer_counts(spec):
-        attention_kind = "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
-        rope_scaling = rope_settings.get(attention_kind, {} if "full_attention" in rope_settings else rope_settings)
+        layer_kind = "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
+        rope_scaling = rope_settings.get(layer_kind, {} if "full_attention" in rope_settings else rope_settings)
         table_rows = 0 if position_count is None else _table_rows(rope_scaling, position_count, video_factor)
         position_encoding = getattr(mixer, "position", None)
         if isinstance(mixer, MLA):

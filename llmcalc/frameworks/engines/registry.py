@@ -106,7 +106,9 @@ def engine_of_stack(stack_text: str) -> Engine | None:
     stack_name = stack_text.partition("+")[0]
     for engine_name in ENGINE_FOLDERS:
         engine_record = engine(engine_name)
-        if any(f"{stack_name}-".startswith(f"{timed_stack}-") for _, timed_stack in engine_record.stacks_by_version):
+        if any(
+            f"{stack_name}-".startswith(f"{stack_pattern}-") for _, stack_pattern in engine_record.stacks_by_version
+        ):
             return engine_record
     return None
 

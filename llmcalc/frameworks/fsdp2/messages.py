@@ -37,11 +37,11 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
         if stack_name not in ("layers", MTP.name):
             elements_outside_layers += padded_elements
             continue
-        layers = tuple(layer_indices or ())
-        previous_elements, _ = sizes_by_group.get((stack_name, *layers), (0, 0))
-        sizes_by_group[stack_name, *layers] = (
-            previous_elements + padded_elements * (weight.module_count // len(layers)),
-            len(layers),
+        layer_count_of_stack = tuple(layer_indices or ())
+        previous_elements, _ = sizes_by_group.get((stack_name, *layer_count_of_stack), (0, 0))
+        sizes_by_group[stack_name, *layer_count_of_stack] = (
+            previous_elements + padded_elements * (weight.module_count // len(layer_count_of_stack)),
+            len(layer_count_of_stack),
         )
     pass_count = replicated_weights.stage_chunk.micro_batches if layout.pp == 1 else 1
     gathers_per_step = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1

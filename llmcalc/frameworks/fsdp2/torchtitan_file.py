@@ -300,20 +300,22 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
     first_stage_reduction = job_config.integer("pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0)
     last_stage_reduction = job_config.integer("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)
     layers_per_stage = job_config.find_key("pipeline_parallel_layers_per_stage", "parallelism")[1]
-    vpp = 2 if is_interleaved else 1
+    chunks_per_rank = 2 if is_interleaved else 1
     split_layers = _stage_layers_from_split_points(job_config, pp, is_interleaved, layer_count)
     if split_layers is not None:
         return schedules_by_name[schedule_name], len(split_layers) // pp, split_layers
     if "parallelism" not in job_config.job_sections:
-        layers_per_chunk, remaining_layers = divmod(layer_count, pp * vpp)
+        layers_per_chunk, remaining_layers = divmod(layer_count, pp * chunks_per_rank)
         if layers_per_chunk < 1:
             raise job_config.reader.argument_error(
-                "experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layer_count} layers"
+                "experimental.pipeline_parallel_degree", f"{pp * chunks_per_rank} stages for {layer_count} layers"
             )
-        middle_stages = [layers_per_chunk + (i < remaining_layers) for i in range(pp * vpp - 2)]
+        middle_stages = [
+            layers_per_chunk + (stage_index < remaining_layers) for stage_index in range(pp * chunks_per_rank - 2)
+        ]
         return (
             schedules_by_name[schedule_name],
-            vpp,
+            chunks_per_rank,
             (layers_per_chunk, *middle_stages, layer_count - layers_per_chunk - sum(middle_stages)),
         )
     if layers_per_stage is not None:
@@ -326,16 +328,18 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
                 "parallelism.pipeline_parallel_layers_per_stage",
                 f"{stage_layers} makes {stage_count} stages for {pp} ranks",
             )
-        vpp = stage_count // pp
-    base_layers, remaining_units = divmod(layer_count + first_stage_reduction + last_stage_reduction, pp * vpp)
+        chunks_per_rank = stage_count // pp
+    base_layers, remaining_units = divmod(
+        layer_count + first_stage_reduction + last_stage_reduction, pp * chunks_per_rank
+    )
     if base_layers < max(1, first_stage_reduction, last_stage_reduction):
         raise job_config.reader.argument_error(
-            "parallelism.pipeline_parallel_degree", f"{pp * vpp} stages for {layer_count} layers"
+            "parallelism.pipeline_parallel_degree", f"{pp * chunks_per_rank} stages for {layer_count} layers"
         )
-    stage_sizes = [base_layers + (i < remaining_units) for i in range(pp * vpp)]
+    stage_sizes = [base_layers + (stage_index < remaining_units) for stage_index in range(pp * chunks_per_rank)]
     stage_sizes[0] -= first_stage_reduction
     stage_sizes[-1] -= last_stage_reduction
-    return schedules_by_name[schedule_name], vpp, tuple(stage_sizes)
+    return schedules_by_name[schedule_name], chunks_per_rank, tuple(stage_sizes)
 
 
 def _stage_layers_from_split_points(

@@ -66,10 +66,10 @@ def _largest_fitting_value(least_value: int, largest_value: int, free_bytes_of: 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """
     fitting_value, failing_value = least_value, largest_value
-    free_bytes, missing_bytes = free_bytes_of(fitting_value), -free_bytes_of(failing_value)
+    free_bytes, lacking_bytes = free_bytes_of(fitting_value), -free_bytes_of(failing_value)
     if free_bytes < 0:
         return None
-    if missing_bytes <= 0:
+    if lacking_bytes <= 0:
         return largest_value
     bisects_interval = False
     while failing_value - fitting_value > 1:
@@ -77,11 +77,11 @@ def _largest_fitting_value(least_value: int, largest_value: int, free_bytes_of: 
         guessed_value = fitting_value + (
             interval_length // 2
             if bisects_interval
-            else min(max(interval_length * free_bytes // (free_bytes + missing_bytes), 1), interval_length - 1)
+            else min(max(interval_length * free_bytes // (free_bytes + lacking_bytes), 1), interval_length - 1)
         )
         guessed_free_bytes = free_bytes_of(guessed_value)
         if guessed_free_bytes < 0:
-            failing_value, missing_bytes = guessed_value, -guessed_free_bytes
+            failing_value, lacking_bytes = guessed_value, -guessed_free_bytes
         else:
             fitting_value, free_bytes = guessed_value, guessed_free_bytes
         bisects_interval = not bisects_interval and failing_value - fitting_value > interval_length // 2

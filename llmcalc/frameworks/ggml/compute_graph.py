@@ -196,7 +196,7 @@ def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, 
         node_device = tensor.assigned_device
         if node_device != current_device or (input_count and _reads_weight_elsewhere(tensor, current_device)):
             first_node_of_split, input_count, current_device = len(operations_with_copies), 0, node_device
-        for i, source_tensor in enumerate(tensor.sources):
+        for source_index, source_tensor in enumerate(tensor.sources):
             if source_tensor.assigned_device == node_device or (
                 node_device == HOST_DEVICE and source_tensor.operation == "input"
             ):
@@ -209,7 +209,7 @@ def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, 
                 operations_with_copies.insert(first_node_of_split, (source_tensor, copied_tensor))
                 first_node_of_split += 1
                 input_count += 1
-            tensor.sources[i] = tensor_copies[copy_key]
+            tensor.sources[source_index] = tensor_copies[copy_key]
         operations_with_copies.append((tensor, None))
     return operations_with_copies, list(tensor_copies.values())
 

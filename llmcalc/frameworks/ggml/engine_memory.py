@@ -144,12 +144,12 @@ def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
     if server.hardware.is_processor and host_bytes > server.free_bytes:
         return f"the processor needs {host_bytes / GIB:.2f} GiB and has {server.free_bytes / GIB:.2f} GiB of memory"
     for device in server.devices:
-        needed_bytes = device_buffers.bytes_on(device)
-        if needed_bytes > server.free_bytes:
+        device_bytes = device_buffers.bytes_on(device)
+        if device_bytes > server.free_bytes:
             messages = server.engine_record.messages
             error_text = messages.get(f"no_memory_{device.rstrip('0123456789')}", messages["no_memory"])
             free_gib = server.free_bytes / GIB
-            return f"{error_text}: {device} needs {needed_bytes / GIB:.2f} GiB and has {free_gib:.2f} GiB free"
+            return f"{error_text}: {device} needs {device_bytes / GIB:.2f} GiB and has {free_gib:.2f} GiB free"
     total_bytes = sum(device_buffers.bytes_on(device) for device in (*server.devices, HOST_DEVICE))
     memory_bytes = server.hardware.memory_bytes
     if server.hardware.unified_memory and total_bytes > memory_bytes:

@@ -236,10 +236,10 @@ class ModelGraph:
         row_numbers = (self.row_numbers,) if self.rules.store_rows else ()
         return Tensor(0, (input_tensor, *row_numbers, cache), "store")
 
-    def attention(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
-        """Adds the attention of layer `i`: projections, cache, attention and output projection."""
+    def attention(self, layer_index: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
+        """Adds the attention of layer `layer_index`: projections, cache, attention and output projection."""
         settings, token_count = self.settings, self.settings.tokens
-        cache_device = self.device_of_layer(i) if settings.keeps_attention else HOST_DEVICE
+        cache_device = self.device_of_layer(layer_index) if settings.keeps_attention else HOST_DEVICE
         key_cache, value_cache = (
             Tensor(cache_bytes, operation_name="cache", device=cache_device)
             for cache_bytes in settings.cache_bytes_of_layer(layer)
@@ -249,21 +249,27 @@ class ModelGraph:
         value_dim = layer.value_width // key_head_count
         gate_width = layer.attention_gate_width if settings.has_query_gates else 0
         query_and_gate = self.matmul(
-            f"blk.{i}.attn_q.weight", i, head_count * head_dim + gate_width, normed_input, token_count
+            f"blk.{layer_index}.attn_q.weight",
+            layer_index,
+            head_count * head_dim + gate_width,
+            normed_input,
+            token_count,
         )
         if not layer.key_width:
-            return self._attention_over_shared_cache(i, layer, query_and_gate, key_cache, value_cache)
-        key = self.matmul(f"blk.{i}.attn_k.weight", i, layer.key_width, normed_input, token_count)
-        value = self.matmul(f"blk.{i}.attn_v.weight", i, layer.value_width, normed_input, token_count)
+            return self._attention_over_shared_cache(layer_index, layer, query_and_gate, key_cache, value_cache)
+        key = self.matmul(f"blk.{layer_index}.attn_k.weight", layer_index, layer.key_width, normed_input, token_count)
+        value = self.matmul(
+            f"blk.{layer_index}.attn_v.weight", layer_index, layer.value_width, normed_input, token_count
+        )
         query = self._view(query_and_gate, (head_dim, head_count, token_count))
         key = self._view(key, (head_dim, key_head_count, token_count))
         if gate_width:
             query = self._new_tensor(
                 (head_dim, head_count, token_count), query
             )  # its norm, out of place beside the gate
-        if self.weight_location(f"blk.{i}.attn_q_norm.weight") is not None:
-            query = self.norm(f"blk.{i}.attn_q_norm.weight", i, query)
-            key = self.norm(f"blk.{i}.attn_k_norm.weight", i, key)
+        if self.weight_location(f"blk.{layer_index}.attn_q_norm.weight") is not None:
+            query = self.norm(f"blk.{layer_index}.attn_q_norm.weight", layer_index, query)
+            key = self.norm(f"blk.{layer_index}.attn_k_norm.weight", layer_index, key)
         query = self._inplace_result(query, query, self.positions)
         key = self._inplace_result(key, key, self.positions)
         key_rotation = self.rotation_matrix(head_dim, settings.key_type_bytes)
@@ -284,14 +290,18 @@ class ModelGraph:
         if gate_width:
             gate = self._new_tensor((gate_width, token_count), self._view(query_and_gate, None, has_offset=True))
             heads_output = self._inplace_result(heads_output, heads_output, self._inplace_result(gate, gate))
-        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden_size, heads_output, token_count)
+        return self.matmul(
+            f"blk.{layer_index}.attn_output.weight", layer_index, self.hidden_size, heads_output, token_count
+        )
 
     def _attention_over_shared_cache(
-        self, i: int, layer: LayerShape, query: Tensor, key_cache: Tensor, value_cache: Tensor
+        self, layer_index: int, layer: LayerShape, query: Tensor, key_cache: Tensor, value_cache: Tensor
     ) -> Tensor:
         """Adds attention of a layer that reads an earlier layer's cache (Gemma 3n, Gemma 4 E2B)."""
         token_count, head_dim, head_count = self.settings.tokens, layer.head_dim, layer.head_count
-        query = self.norm(f"blk.{i}.attn_q_norm.weight", i, self._view(query, (head_dim, head_count, token_count)))
+        query = self.norm(
+            f"blk.{layer_index}.attn_q_norm.weight", layer_index, self._view(query, (head_dim, head_count, token_count))
+        )
         query = self._inplace_result(query, query, self.positions)
         query = self.apply_rotation(
             query, (head_dim, head_count, token_count), self.rotation_matrix(head_dim, self.settings.key_type_bytes)
@@ -303,7 +313,9 @@ class ModelGraph:
         heads_output = self._attend(self._view(query, None), key_cache, value_cache, head_count, head_dim, layer.window)
         self.graph.add_operations(heads_output)
         heads_output = self.apply_rotation(heads_output, (head_dim * head_count, token_count), value_rotation)
-        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden_size, heads_output, token_count)
+        return self.matmul(
+            f"blk.{layer_index}.attn_output.weight", layer_index, self.hidden_size, heads_output, token_count
+        )
 
     def _attend(
         self,
@@ -330,24 +342,24 @@ class ModelGraph:
             merged_heads.device = HOST_DEVICE
         return merged_heads
 
-    def latent_attention(self, i: int, layer: LayerShape, layer_input: Tensor) -> Tensor:
+    def latent_attention(self, layer_index: int, layer: LayerShape, layer_input: Tensor) -> Tensor:
         """Adds multi-head latent attention: expands keys and values from latents, or absorbs the products (-mla)."""
         assert layer.latent_sizes is not None
         settings, token_count, latent_sizes = self.settings, self.settings.tokens, layer.latent_sizes
         latent_rank, rope_dim, nope_dim, _, q_lora_rank = latent_sizes
         head_count, head_dim = layer.head_count, nope_dim + rope_dim
-        cache_device = self.device_of_layer(i) if settings.keeps_attention else HOST_DEVICE
+        cache_device = self.device_of_layer(layer_index) if settings.keeps_attention else HOST_DEVICE
         cache = Tensor(settings.cache_bytes_of_layer(layer)[0], operation_name="cache", device=cache_device)
         query_source = layer_input
         if q_lora_rank:
             query_source = self.norm(
-                f"blk.{i}.attn_q_a_norm.weight",
-                i,
-                self.matmul(f"blk.{i}.attn_q_a.weight", i, q_lora_rank, layer_input, token_count),
+                f"blk.{layer_index}.attn_q_a_norm.weight",
+                layer_index,
+                self.matmul(f"blk.{layer_index}.attn_q_a.weight", layer_index, q_lora_rank, layer_input, token_count),
             )
         query = self.matmul(
-            f"blk.{i}.attn_q_b.weight" if q_lora_rank else f"blk.{i}.attn_q.weight",
-            i,
+            f"blk.{layer_index}.attn_q_b.weight" if q_lora_rank else f"blk.{layer_index}.attn_q.weight",
+            layer_index,
             head_count * head_dim,
             query_source,
             token_count,
@@ -357,7 +369,7 @@ class ModelGraph:
             (rope_dim, head_count, token_count), self._view(query, None, has_offset=True), self.positions
         )
         compressed_latent = self.matmul(
-            f"blk.{i}.attn_kv_a_mqa.weight", i, latent_rank + rope_dim, layer_input, token_count
+            f"blk.{layer_index}.attn_kv_a_mqa.weight", layer_index, latent_rank + rope_dim, layer_input, token_count
         )
         key_rope = self._new_tensor(
             (rope_dim, token_count), self._view(compressed_latent, None, has_offset=True), self.positions
@@ -365,10 +377,12 @@ class ModelGraph:
         normed_latent = self._new_tensor(
             (latent_rank, token_count),
             self._view(compressed_latent, None),
-            self._weight(f"blk.{i}.attn_kv_a_norm.weight", i),
+            self._weight(f"blk.{layer_index}.attn_kv_a_norm.weight", layer_index),
         )
         if settings.latent_mode == 0:
-            head_values = self._attend_expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
+            head_values = self._attend_expanded(
+                layer_index, layer, normed_latent, key_rope, query_nope, query_rope, cache_device
+            )
         else:
             cached_latent = self._new_tensor((latent_rank + rope_dim, token_count), key_rope, normed_latent)
             self.graph.add_operations(self._store_in_cache(cache, cached_latent))
@@ -378,15 +392,17 @@ class ModelGraph:
                 and settings.uses_flash_attention
                 and token_count >= 128
             ):
-                head_values = self._attend_by_head_groups(i, layer, cache, query_nope, query_rope)
+                head_values = self._attend_by_head_groups(layer_index, layer, cache, query_nope, query_rope)
             else:
-                head_values = self._attend_absorbed(i, layer, cache, query_nope, query_rope)
+                head_values = self._attend_absorbed(layer_index, layer, cache, query_nope, query_rope)
         self.graph.add_operations(head_values)
-        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden_size, head_values, token_count)
+        return self.matmul(
+            f"blk.{layer_index}.attn_output.weight", layer_index, self.hidden_size, head_values, token_count
+        )
 
     def _attend_expanded(
         self,
-        i: int,
+        layer_index: int,
         layer: LayerShape,
         normed_latent: Tensor,
         key_rope: Tensor,
@@ -403,7 +419,11 @@ class ModelGraph:
             for cache_bytes in self.settings.cache_bytes_of_layer(layer)
         )
         keys_and_values = self.matmul(
-            f"blk.{i}.attn_kv_b.weight", i, head_count * (nope_dim + value_dim), normed_latent, token_count
+            f"blk.{layer_index}.attn_kv_b.weight",
+            layer_index,
+            head_count * (nope_dim + value_dim),
+            normed_latent,
+            token_count,
         )
         value = self._new_tensor(
             (value_dim, head_count, token_count), self._view(keys_and_values, None, has_offset=True)
@@ -421,7 +441,7 @@ class ModelGraph:
         return self._attend(self._view(query, None), key_cache, value_cache, head_count, value_dim, layer.window)
 
     def _attend_by_head_groups(
-        self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
+        self, layer_index: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
     ) -> Tensor:
         """Adds latent attention that expands cached latents for one group of heads at a time (-mla 2 and 3).
 
@@ -446,7 +466,7 @@ class ModelGraph:
         self.graph.add_operations(query)
         merged_output: Tensor | None = None
         for _ in range(head_count // heads_per_group):
-            weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
+            weight = self._weight(f"blk.{layer_index}.attn_kv_b.weight", layer_index)
             keys_and_values = self._new_tensor(
                 (heads_per_group * (nope_dim + value_dim), cell_count), weight, self._view(cache, None)
             )
@@ -481,14 +501,14 @@ class ModelGraph:
         return merged_output
 
     def _attend_absorbed(
-        self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
+        self, layer_index: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
     ) -> Tensor:
         """Adds latent attention to the cached latents themselves, with absorbed products."""
         assert layer.latent_sizes is not None
         settings, token_count = self.settings, self.settings.tokens
         latent_rank, rope_dim, _, value_dim, _ = layer.latent_sizes
         cell_count, head_count = settings.cells_by_window[layer.window], layer.head_count
-        up_projection = self._weight(f"blk.{i}.attn_kv_b.weight", i)
+        up_projection = self._weight(f"blk.{layer_index}.attn_kv_b.weight", layer_index)
         absorbed_query = self._new_tensor((latent_rank, token_count, head_count), up_projection, query_nope)
         if self.rules.style == "ik":
             query = self._new_tensor(
@@ -515,7 +535,9 @@ class ModelGraph:
                 query, cache, latents, cell_count, head_count, latent_rank, layer.window
             )
         head_values = self._new_tensor(
-            (value_dim, token_count, head_count), self._weight(f"blk.{i}.attn_kv_b.weight", i), weighted_latents
+            (value_dim, token_count, head_count),
+            self._weight(f"blk.{layer_index}.attn_kv_b.weight", layer_index),
+            weighted_latents,
         )
         return self._new_tensor((value_dim * head_count, token_count), self._view(head_values, None))
 
@@ -562,32 +584,50 @@ class ModelGraph:
         return Tensor(up_output.nbytes, (gate, up_output), "new", up_output.dimensions)
 
     def network(
-        self, i: int, name_suffix: str, inner_width: int, is_gated: bool, input_tensor: Tensor, token_count: int
+        self,
+        layer_index: int,
+        name_suffix: str,
+        inner_width: int,
+        is_gated: bool,
+        input_tensor: Tensor,
+        token_count: int,
     ) -> Tensor:
-        up_output = self.matmul(f"blk.{i}.ffn_up{name_suffix}.weight", i, inner_width, input_tensor, token_count)
+        up_output = self.matmul(
+            f"blk.{layer_index}.ffn_up{name_suffix}.weight", layer_index, inner_width, input_tensor, token_count
+        )
         if is_gated:
             up_output = self.apply_gate(
-                self.matmul(f"blk.{i}.ffn_gate{name_suffix}.weight", i, inner_width, input_tensor, token_count),
+                self.matmul(
+                    f"blk.{layer_index}.ffn_gate{name_suffix}.weight",
+                    layer_index,
+                    inner_width,
+                    input_tensor,
+                    token_count,
+                ),
                 up_output,
             )
         else:
             up_output = self._inplace_result(up_output, up_output)
-        return self.matmul(f"blk.{i}.ffn_down{name_suffix}.weight", i, self.hidden_size, up_output, token_count)
+        return self.matmul(
+            f"blk.{layer_index}.ffn_down{name_suffix}.weight", layer_index, self.hidden_size, up_output, token_count
+        )
 
-    def experts(self, i: int, layer: LayerShape, input_tensor: Tensor, token_count: int) -> Tensor:
-        """Adds the router, the routed experts, and the sum of the experts' outputs for layer `i`."""
+    def experts(self, layer_index: int, layer: LayerShape, input_tensor: Tensor, token_count: int) -> Tensor:
+        """Adds the router, the routed experts, and the sum of the experts' outputs for layer `layer_index`."""
         expert_count, top_k, expert_width = layer.expert_count, layer.top_k, layer.expert_width
         may_move = self.rules.are_experts_moved(token_count, layer) and self.settings.may_move_weights
 
         def expert_product(weight_name: str, input_row_count: int, *source_tensors: Tensor) -> Tensor:
             return self._new_tensor(
                 (input_row_count, top_k, token_count),
-                self._weight(f"blk.{i}.{weight_name}.weight", i),
+                self._weight(f"blk.{layer_index}.{weight_name}.weight", layer_index),
                 *source_tensors,
                 may_move=may_move,
             )
 
-        logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, expert_count, input_tensor, token_count)
+        logits = self.matmul(
+            f"blk.{layer_index}.ffn_gate_inp.weight", layer_index, expert_count, input_tensor, token_count
+        )
         router_probs = self._inplace_result(logits, logits)
         sorted_experts = self._new_tensor((expert_count, token_count), router_probs, element_bytes=I32_BYTES)
         chosen_experts = self._view(sorted_experts, None)
@@ -598,7 +638,7 @@ class ModelGraph:
             self.graph.add_operations(expert_weights)
         input_rows = self._view(input_tensor, (self.hidden_size, 1, token_count))
         if self.rules.style == "ik" and self.settings.fused_experts and layer.is_gated:
-            gate_weight = self._weight(f"blk.{i}.ffn_gate_exps.weight", i)
+            gate_weight = self._weight(f"blk.{layer_index}.ffn_gate_exps.weight", layer_index)
             inner_states = expert_product("ffn_up_exps", expert_width, gate_weight, input_rows, chosen_experts)
         else:
             up_output = expert_product("ffn_up_exps", expert_width, input_rows, chosen_experts)
@@ -622,17 +662,21 @@ class ModelGraph:
             )
         return summed_output
 
-    def recurrence(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
+    def recurrence(self, layer_index: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
         """Adds a recurrent layer: the input projection, the recurrence on its states, and the output projection."""
         token_count = self.settings.tokens
         projection_width = max(self.hidden_size, 2 * layer.head_count * layer.head_dim)
-        state_cache = Tensor(0, operation_name="cache", device=self.device_of_layer(i))
-        projected_input = self.matmul(f"blk.{i}.ssm_in.weight", i, 2 * projection_width, normed_input, token_count)
+        state_cache = Tensor(0, operation_name="cache", device=self.device_of_layer(layer_index))
+        projected_input = self.matmul(
+            f"blk.{layer_index}.ssm_in.weight", layer_index, 2 * projection_width, normed_input, token_count
+        )
         recurrence_output = self._new_tensor((projection_width, token_count), projected_input, state_cache)
         self.graph.add_operations(recurrence_output, self._store_in_cache(state_cache, recurrence_output))
-        return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden_size, recurrence_output, token_count)
+        return self.matmul(
+            f"blk.{layer_index}.ssm_out.weight", layer_index, self.hidden_size, recurrence_output, token_count
+        )
 
-    def delta_net(self, i: int, net_sizes: DeltaNetSizes, normed_input: Tensor) -> Tensor:
+    def delta_net(self, layer_index: int, net_sizes: DeltaNetSizes, normed_input: Tensor) -> Tensor:
         """Adds a Gated DeltaNet, whose recurrence is one operation (src/models/delta-net-base.cpp)."""
         token_count, sequence_count, head_count = (
             self.settings.tokens,
@@ -642,10 +686,14 @@ class ModelGraph:
         cached_inputs = (net_sizes.convolution_kernel_size - 1) * net_sizes.channels
         state_elements = head_count * net_sizes.key_dim * net_sizes.value_dim
         value_shape = (net_sizes.value_dim, head_count, token_count)
-        input_cache, state_cache = (Tensor(0, operation_name="cache", device=self.device_of_layer(i)) for _ in range(2))
+        input_cache, state_cache = (
+            Tensor(0, operation_name="cache", device=self.device_of_layer(layer_index)) for _ in range(2)
+        )
         conv_inputs = self._new_tensor((cached_inputs, sequence_count), input_cache)
         self.graph.add_operations(normed_input, conv_inputs)
-        qkv = self.matmul(f"blk.{i}.attn_qkv.weight", i, net_sizes.channels, normed_input, token_count)
+        qkv = self.matmul(
+            f"blk.{layer_index}.attn_qkv.weight", layer_index, net_sizes.channels, normed_input, token_count
+        )
         conv_inputs = self._new_tensor(
             (token_count * net_sizes.channels + cached_inputs * sequence_count,), conv_inputs, self._view(qkv, None)
         )
@@ -654,17 +702,17 @@ class ModelGraph:
         recurrent_state = self._new_tensor((state_elements, sequence_count), state_cache)
         self.graph.add_operations(recurrent_state)
         may_move = self._is_moved(token_count)
-        conv_weight = self._weight(f"blk.{i}.ssm_conv1d.weight", i)
+        conv_weight = self._weight(f"blk.{layer_index}.ssm_conv1d.weight", layer_index)
         conv_qkv = self._new_tensor((net_sizes.channels, token_count), conv_inputs, conv_weight, may_move=may_move)
         conv_qkv = self._inplace_result(conv_qkv, conv_qkv)
         query = self._new_tensor((net_sizes.key_width, token_count), self._view(conv_qkv, None))
         key = self._new_tensor((net_sizes.key_width, token_count), self._view(conv_qkv, None, has_offset=True))
         value = self._view(conv_qkv, None, has_offset=True)
-        decay = self.matmul(f"blk.{i}.ssm_alpha.weight", i, head_count, normed_input, token_count)
+        decay = self.matmul(f"blk.{layer_index}.ssm_alpha.weight", layer_index, head_count, normed_input, token_count)
         for operand_name in ("ssm_dt.bias", "", "ssm_a.weight"):  # sum, softplus and product
-            operand_weights = (self._weight(f"blk.{i}.{operand_name}", i),) if operand_name else ()
+            operand_weights = (self._weight(f"blk.{layer_index}.{operand_name}", layer_index),) if operand_name else ()
             decay = self._inplace_result(decay, decay, *operand_weights, may_move=may_move)
-        beta = self.matmul(f"blk.{i}.ssm_beta.weight", i, head_count, normed_input, token_count)
+        beta = self.matmul(f"blk.{layer_index}.ssm_beta.weight", layer_index, head_count, normed_input, token_count)
         beta = self._inplace_result(beta, beta)
         state_count = sequence_count * (1 + self.settings.mtp_draft_tokens)
         result_shape = (head_count * net_sizes.value_dim * token_count + state_elements * state_count,)
@@ -673,11 +721,23 @@ class ModelGraph:
         self.graph.add_operations(self._store_in_cache(state_cache, states_view))
         value_bytes = head_count * net_sizes.value_dim * token_count * F32_BYTES
         output_values = Tensor(value_bytes, (recurrence_output,), "view", (*value_shape, F32_BYTES))
-        normed_output = self.norm(f"blk.{i}.ssm_norm.weight", i, output_values)
-        gate = self.matmul(f"blk.{i}.attn_gate.weight", i, head_count * net_sizes.value_dim, normed_input, token_count)
+        normed_output = self.norm(f"blk.{layer_index}.ssm_norm.weight", layer_index, output_values)
+        gate = self.matmul(
+            f"blk.{layer_index}.attn_gate.weight",
+            layer_index,
+            head_count * net_sizes.value_dim,
+            normed_input,
+            token_count,
+        )
         gate = self._view(gate, value_shape)
         normed_output = self._inplace_result(normed_output, normed_output, self._inplace_result(gate, gate))
-        return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden_size, self._view(normed_output, None), token_count)
+        return self.matmul(
+            f"blk.{layer_index}.ssm_out.weight",
+            layer_index,
+            self.hidden_size,
+            self._view(normed_output, None),
+            token_count,
+        )
 
     # -- the model -----------------------------------------------------------------------------------------------
 
@@ -696,10 +756,10 @@ class ModelGraph:
             residual_stream = self._mtp_input(residual_stream)
         keeps_all_tokens = self.settings.is_mtp_module or self.settings.mtp_draft_tokens > 0
         per_layer_vectors = self._per_layer_vectors(residual_stream)
-        for i, layer in self.layers.items():
+        for layer_index, layer in self.layers.items():
             residual = residual_stream
-            layer_output = self._mixer_output(i, layer, residual_stream)
-            if i == self.layer_count - 1 and not keeps_all_tokens:
+            layer_output = self._mixer_output(layer_index, layer, residual_stream)
+            if layer_index == self.layer_count - 1 and not keeps_all_tokens:
                 token_count = self.settings.logit_rows
                 layer_output = (
                     None
@@ -710,17 +770,19 @@ class ModelGraph:
             residual_stream = (
                 residual if layer_output is None else self._inplace_result(layer_output, layer_output, residual)
             )
-            residual_stream = self._with_feed_forward(i, layer, residual_stream, token_count)
+            residual_stream = self._with_feed_forward(layer_index, layer, residual_stream, token_count)
             if per_layer_vectors is not None:
                 layer_vectors = Tensor(
                     layer.per_layer_width * self.settings.tokens * F32_BYTES,
                     (per_layer_vectors,),
                     "view",
-                    has_offset=i > 0,
+                    has_offset=layer_index > 0,
                 )
                 if token_count != self.settings.tokens:
                     layer_vectors = self._new_tensor((layer.per_layer_width, token_count), layer_vectors, output_rows)
-                residual_stream = self._with_layer_vectors(i, layer, residual_stream, layer_vectors, token_count)
+                residual_stream = self._with_layer_vectors(
+                    layer_index, layer, residual_stream, layer_vectors, token_count
+                )
         normed_output = self.norm("output_norm.weight", None, residual_stream)
         if keeps_all_tokens:
             token_count = self.settings.logit_rows
@@ -771,54 +833,68 @@ class ModelGraph:
         return self._new_tensor(vectors_shape, self._view(self._inplace_result(summed_vectors, summed_vectors), None))
 
     def _with_layer_vectors(
-        self, i: int, layer: LayerShape, residual_stream: Tensor, layer_vectors: Tensor, token_count: int
+        self, layer_index: int, layer: LayerShape, residual_stream: Tensor, layer_vectors: Tensor, token_count: int
     ) -> Tensor:
         """Adds a layer's gated vector to the residual stream, and returns the sum."""
-        gate = self.matmul(f"blk.{i}.inp_gate.weight", i, layer.per_layer_width, residual_stream, token_count)
+        gate = self.matmul(
+            f"blk.{layer_index}.inp_gate.weight", layer_index, layer.per_layer_width, residual_stream, token_count
+        )
         gated_vectors = self._inplace_result(gate, self._inplace_result(gate, gate), layer_vectors)
-        layer_output = self.matmul(f"blk.{i}.proj.weight", i, self.hidden_size, gated_vectors, token_count)
-        layer_output = self.norm(f"blk.{i}.post_norm.weight", i, layer_output)
+        layer_output = self.matmul(
+            f"blk.{layer_index}.proj.weight", layer_index, self.hidden_size, gated_vectors, token_count
+        )
+        layer_output = self.norm(f"blk.{layer_index}.post_norm.weight", layer_index, layer_output)
         return self._inplace_result(residual_stream, residual_stream, layer_output)
 
-    def _mixer_output(self, i: int, layer: LayerShape, residual_stream: Tensor) -> Tensor | None:
+    def _mixer_output(self, layer_index: int, layer: LayerShape, residual_stream: Tensor) -> Tensor | None:
         """Adds a layer's attention or recurrence and returns its output; None for a layer with neither."""
         if not layer.head_count and not layer.state_elements:
             return None
-        normed_input = self.norm(f"blk.{i}.attn_norm.weight", i, residual_stream)
+        normed_input = self.norm(f"blk.{layer_index}.attn_norm.weight", layer_index, residual_stream)
         if layer.latent_sizes is not None:
-            attention_output = self.latent_attention(i, layer, normed_input)
+            attention_output = self.latent_attention(layer_index, layer, normed_input)
         elif layer.head_count:
-            attention_output = self.attention(i, layer, normed_input)
+            attention_output = self.attention(layer_index, layer, normed_input)
         elif layer.delta_net is not None and self.rules.fused_delta_net:
-            attention_output = self.delta_net(i, layer.delta_net, normed_input)
+            attention_output = self.delta_net(layer_index, layer.delta_net, normed_input)
         else:
-            attention_output = self.recurrence(i, layer, normed_input)
-        if self.weight_location(f"blk.{i}.post_attention_norm.weight") is not None:
-            attention_output = self.norm(f"blk.{i}.post_attention_norm.weight", i, attention_output)
+            attention_output = self.recurrence(layer_index, layer, normed_input)
+        if self.weight_location(f"blk.{layer_index}.post_attention_norm.weight") is not None:
+            attention_output = self.norm(f"blk.{layer_index}.post_attention_norm.weight", layer_index, attention_output)
         return attention_output
 
-    def _with_feed_forward(self, i: int, layer: LayerShape, residual_stream: Tensor, token_count: int) -> Tensor:
-        """Adds layer `i`'s feed-forward network or experts to the residual stream, and returns the sum."""
+    def _with_feed_forward(
+        self, layer_index: int, layer: LayerShape, residual_stream: Tensor, token_count: int
+    ) -> Tensor:
+        """Adds layer `layer_index`'s feed-forward network or experts to the residual stream, and returns the sum."""
         if not layer.feed_forward_width and not layer.expert_count:
             return residual_stream
-        normed_input = self.norm(f"blk.{i}.ffn_norm.weight", i, residual_stream)
+        normed_input = self.norm(f"blk.{layer_index}.ffn_norm.weight", layer_index, residual_stream)
         if (
             layer.expert_count and layer.feed_forward_width
         ):  # Gemma 4 26B-A4B: a dense network beside the experts, each with its norms
-            dense_output = self.network(i, "", layer.feed_forward_width, layer.is_gated, normed_input, token_count)
-            dense_output = self.norm(f"blk.{i}.post_ffw_norm_1.weight", i, dense_output)
-            normed_input = self.norm(f"blk.{i}.pre_ffw_norm_2.weight", i, residual_stream)
+            dense_output = self.network(
+                layer_index, "", layer.feed_forward_width, layer.is_gated, normed_input, token_count
+            )
+            dense_output = self.norm(f"blk.{layer_index}.post_ffw_norm_1.weight", layer_index, dense_output)
+            normed_input = self.norm(f"blk.{layer_index}.pre_ffw_norm_2.weight", layer_index, residual_stream)
             network_output = self.norm(
-                f"blk.{i}.post_ffw_norm_2.weight", i, self.experts(i, layer, normed_input, token_count)
+                f"blk.{layer_index}.post_ffw_norm_2.weight",
+                layer_index,
+                self.experts(layer_index, layer, normed_input, token_count),
             )
             network_output = self._inplace_result(dense_output, dense_output, network_output)
         elif layer.expert_count:
-            network_output = self.experts(i, layer, normed_input, token_count)
+            network_output = self.experts(layer_index, layer, normed_input, token_count)
             if layer.shared_width:
-                shared_output = self.network(i, "_shexp", layer.shared_width, layer.is_gated, normed_input, token_count)
+                shared_output = self.network(
+                    layer_index, "_shexp", layer.shared_width, layer.is_gated, normed_input, token_count
+                )
                 network_output = self._inplace_result(network_output, network_output, shared_output)
         else:
-            network_output = self.network(i, "", layer.feed_forward_width, layer.is_gated, normed_input, token_count)
-        if self.weight_location(f"blk.{i}.post_ffw_norm.weight") is not None:
-            network_output = self.norm(f"blk.{i}.post_ffw_norm.weight", i, network_output)
+            network_output = self.network(
+                layer_index, "", layer.feed_forward_width, layer.is_gated, normed_input, token_count
+            )
+        if self.weight_location(f"blk.{layer_index}.post_ffw_norm.weight") is not None:
+            network_output = self.norm(f"blk.{layer_index}.post_ffw_norm.weight", layer_index, network_output)
         return self._inplace_result(network_output, network_output, residual_stream)

@@ -205,15 +205,15 @@ def _model_spec(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int
 
     mixer_kind: attention or recurrence type of all layers. tp: parts of the padded vocabulary.
     """
-    layer_count, hidden, heads, position_count = (
+    layer_count, hidden_size, head_count, position_count = (
         read_integer(reader, argument_name, arguments.get(argument_name))
         for argument_name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     )
     norm = _norm_table(reader, arguments)
     has_bias = reader.flag(arguments, "use_bias_in_attn_linear", True)
     attention_table: dict[str, Any] = {
-        "num_attention_heads": heads,
-        "num_key_value_heads": reader.integer(arguments, "num_kv_heads", heads),
+        "num_attention_heads": head_count,
+        "num_key_value_heads": reader.integer(arguments, "num_kv_heads", head_count),
         **dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), has_bias),
     }
     decoder_table: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm}
@@ -226,13 +226,13 @@ def _model_spec(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int
         attention_table["position"] = {"type": "alibi"}
     elif position_type == "learned":
         decoder_table["position"] = {"type": "learned", "max_position_embeddings": position_count}
-    network_table = _network_table(reader, arguments, hidden)
+    network_table = _network_table(reader, arguments, hidden_size)
     layer_table: dict[str, Any] = {"attention": attention_table, "feed_forward": network_table, "norm": norm}
     if reader.flag(arguments, "gpt_j_residual"):
         layer_table["parallel"] = "shared" if reader.flag(arguments, "gpt_j_tied") else "separate"
     if mixer_kind == "mamba":
         layer_table = {
-            "attention": _mamba_table(reader, arguments, hidden),
+            "attention": _mamba_table(reader, arguments, hidden_size),
             "feed_forward": {"type": "none"},
             "norm": norm,
         }
@@ -244,7 +244,7 @@ def _model_spec(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int
     )
     spec_table = {
         "vocab_size": ceil_div(VOCABULARY_SIZE, row_multiple) * row_multiple,
-        "hidden_size": hidden,
+        "hidden_size": hidden_size,
         "tie_word_embeddings": not reader.flag(arguments, "no_weight_tying"),
         "max_position_embeddings": position_count,
         "decoder": {**decoder_table, "block": {**layer_table, "norm_placement": "pre"}},

@@ -79,8 +79,8 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     if config.get("gradient_accumulation_steps") is not None:
         accumulation_steps = read_integer(reader, "gradient_accumulation_steps", config["gradient_accumulation_steps"])
         run_settings["num_microbatches"] = accumulation_steps
-    tables = config, reader.table(config, "dynamo_config")  # commands/config/config_args.py: both places
-    if any(str(config_table.get("dynamo_backend") or "NO").upper() != "NO" for config_table in tables):
+    config_tables = config, reader.table(config, "dynamo_config")  # commands/config/config_args.py: both places
+    if any(str(config_table.get("dynamo_backend") or "NO").upper() != "NO" for config_table in config_tables):
         run_settings["compile"] = True
     framework_name, launch_settings = DEFAULT_FRAMEWORK, LaunchSettings(Layout(dp=device_count), run_settings)
     if distributed_type in plugins_by_type:

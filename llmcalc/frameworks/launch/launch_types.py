@@ -154,15 +154,17 @@ class Launch:
             chunk_count = len(stage_sizes) // self.layout.pp
             is_interleaved = self.layout.schedule == "interleaved"
             if is_interleaved != (chunk_count > 1):
-                most_layers = layer_count // (2 * self.layout.pp)
-                advice = f"2 or more in an interleaved schedule (at most {most_layers})"
+                layer_limit = layer_count // (2 * self.layout.pp)
+                advice_text = f"2 or more in an interleaved schedule (at most {layer_limit})"
                 if not is_interleaved:
-                    advice = f"1 in 1F1B (at least {ceil_div(layer_count, self.layout.pp)})"
-                elif not most_layers:
-                    advice = f"the schedule 1F1B, since {2 * self.layout.pp} interleaved stages need as many layers"
+                    advice_text = f"1 in 1F1B (at least {ceil_div(layer_count, self.layout.pp)})"
+                elif not layer_limit:
+                    advice_text = (
+                        f"the schedule 1F1B, since {2 * self.layout.pp} interleaved stages need as many layers"
+                    )
                 raise InputError(
                     f"{error_prefix}: {chunk_count} stage{'s' * (chunk_count > 1)} of {layer_count} layers per rank; "
-                    f"expected {advice}"
+                    f"expected {advice_text}"
                 )
             return replace(self, layout=replace(self.layout, vpp=chunk_count, pp_layout=stage_sizes))
         stage_count = self.layout.pp * self.layout.vpp

@@ -136,12 +136,16 @@ def _is_valid_python(python_text: str) -> bool:
 
 def _script_of_cell(cell: str) -> str:
     """Returns the commands of a cell as lines of a script; empty for a cell without commands."""
-    first_line, _, body = cell.lstrip().partition("\n")
+    first_line, _, cell_body = cell.lstrip().partition("\n")
     if first_line.startswith(SHELL_CELLS):
-        return body
+        return cell_body
     if first_line.startswith("%%writefile"):
         file_name = first_line.split()[-1]
-        return f"cat > {file_name} <<'{CELL_END_MARK}'\n{body}\n{CELL_END_MARK}" if CELL_END_MARK not in body else ""
+        return (
+            f"cat > {file_name} <<'{CELL_END_MARK}'\n{cell_body}\n{CELL_END_MARK}"
+            if CELL_END_MARK not in cell_body
+            else ""
+        )
     command_lines: list[str] = []
     is_continued = False
     for cell_line in cell.split("\n"):

@@ -187,23 +187,31 @@ def _with_layout_options(launched_run: Launch, options: Mapping[str, Any]) -> La
             f"--framework {framework_name}: {launched_run.name_in_errors} runs {framework_title}, whose settings no "
             "other framework has; remove the option, or answer without the file"
         )
-    degrees = {option: option_value for option, option_value in options.items() if option not in ("framework", "fsdp")}
+    parallel_sizes = {
+        option: option_value for option, option_value in options.items() if option not in ("framework", "fsdp")
+    }
     if "fsdp" in options:
-        replica_count = degrees.get("hsdp_replicas", launched_run.layout.hsdp_replicas)
-        degrees |= {"zero": 3, "dp": options["fsdp"] * replica_count}
-    replica_sizes = {option: degrees.get(option, getattr(launched_run.layout, option)) for option in ("tp", "pp", "cp")}
+        replica_count = parallel_sizes.get("hsdp_replicas", launched_run.layout.hsdp_replicas)
+        parallel_sizes |= {"zero": 3, "dp": options["fsdp"] * replica_count}
+    replica_sizes = {
+        option: parallel_sizes.get(option, getattr(launched_run.layout, option)) for option in ("tp", "pp", "cp")
+    }
     replica_devices = replica_sizes["tp"] * replica_sizes["pp"] * replica_sizes["cp"]
-    dp = degrees.get("dp", world_size // replica_devices if world_size % replica_devices == 0 else 0)
-    if dp * replica_devices != world_size:
+    data_parallel_size = parallel_sizes.get(
+        "dp", world_size // replica_devices if world_size % replica_devices == 0 else 0
+    )
+    if data_parallel_size * replica_devices != world_size:
         raise InputError(
             f"--devices: {launched_run.name_in_errors} runs on {world_size}, and tp · cp · pp · dp is "
-            f"{replica_devices * max(dp, 1)}; "
+            f"{replica_devices * max(data_parallel_size, 1)}; "
             "expected --devices of that number, or other sizes"
         )
-    new_sizes: dict[str, Any] = {**degrees, "dp": dp}
-    if "pp" in degrees or "vpp" in degrees:
+    new_sizes: dict[str, Any] = {**parallel_sizes, "dp": data_parallel_size}
+    if "pp" in parallel_sizes or "vpp" in parallel_sizes:
         new_sizes.setdefault("pp_layout", None)
-        new_sizes.setdefault("schedule", "interleaved" if degrees.get("vpp", launched_run.layout.vpp) > 1 else "1f1b")
+        new_sizes.setdefault(
+            "schedule", "interleaved" if parallel_sizes.get("vpp", launched_run.layout.vpp) > 1 else "1f1b"
+        )
         launched_run = replace(launched_run, end_stage_layers=(None, None))
         if new_sizes.get("pp", launched_run.layout.pp) == 1:
             new_sizes.setdefault("vpp", 1)

@@ -116,15 +116,15 @@ LONGEST_LIST = 10_000
 """Largest number of elements in a computed list, including the elements of nested lists."""
 
 
-def _list_result(operation: ast.operator, items: list[Any], operand_value: Any) -> Any:
+def _list_result(operation: ast.operator, list_items: list[Any], operand_value: Any) -> Any:
     """Returns the sum of two lists, or a repeated list; unknown for other operations and for long lists."""
     is_sum = isinstance(operation, ast.Add) and isinstance(operand_value, list)
     is_product = isinstance(operation, ast.Mult) and type(operand_value) is int
-    item_count = sum(len(list_item) if isinstance(list_item, list) else 1 for list_item in items)
+    item_count = sum(len(list_item) if isinstance(list_item, list) else 1 for list_item in list_items)
     if is_sum and item_count + len(operand_value) <= LONGEST_LIST:
-        return items + operand_value
+        return list_items + operand_value
     if is_product and item_count * max(0, operand_value) <= LONGEST_LIST:
-        return items * operand_value
+        return list_items * operand_value
     return UnknownValue("a list")
 
 

@@ -137,9 +137,9 @@ def launch_from_text(
         raise InputError(f"{name_in_errors}: is empty; expected {launch_file_titles()}")
     if is_python(file_text, name_in_errors):
         return _read_python(file_text, launch_source, options)
-    task = _skypilot_task(file_text, name_in_errors)
-    if task is not None:
-        task_script = script_of_task(task, shell_variables or {}, file_text)
+    skypilot_task = _skypilot_task(file_text, name_in_errors)
+    if skypilot_task is not None:
+        task_script = script_of_task(skypilot_task, shell_variables or {}, file_text)
         shell_script = read_script(
             task_script.text,
             name_in_errors,
@@ -150,17 +150,17 @@ def launch_from_text(
         )
         launched_run = _read_script(shell_script, launch_source, task_script.sbatch_options, options)
         return replace(launched_run, accelerator_name=task_script.accelerator_name)
-    job = job_script(file_text, name_in_errors, shell_variables or {})
-    if job is not None:
+    kubernetes_job = job_script(file_text, name_in_errors, shell_variables or {})
+    if kubernetes_job is not None:
         shell_script = read_script(
-            job.text,
+            kubernetes_job.text,
             name_in_errors,
             shell_variables,
             arguments,
             read_sourced_file=_make_sourced_file_reader(launch_source.read_text),
-            first_line_number=job.first_line_number,
+            first_line_number=kubernetes_job.first_line_number,
         )
-        return _read_script(shell_script, launch_source, job.torchrun_option_words, options)
+        return _read_script(shell_script, launch_source, kubernetes_job.torchrun_option_words, options)
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
         read_sourced_file = _make_sourced_file_reader(launch_source.read_text)
         shell_script = read_script(
@@ -506,8 +506,8 @@ def _read_training_command(
                 f"tune cp {printable_word(recipe_name)} recipe.yaml, and --config recipe.yaml"
             )
     for program_line in command_lines:
-        config_kind = _config_kind_of_command(program_line)
-        if config_kind is not None and config_kind.read_tables is not None:
+        file_kind = _config_kind_of_command(program_line)
+        if file_kind is not None and file_kind.read_tables is not None:
             command_words = parse_arguments(program_line.words, name_in_errors)
             arguments_table = {
                 keyword_of(flag): parsed_argument_value(argument_value)
@@ -516,7 +516,7 @@ def _read_training_command(
             arguments_table = {**_values_implied_by_command(program_line), **arguments_table}
             command_source = source_of_command(program_line)
             try:
-                return read_with_options(config_kind, config_kind.read_tables, arguments_table, command_source, options)
+                return read_with_options(file_kind, file_kind.read_tables, arguments_table, command_source, options)
             except InputError as error:
                 raise _unresolved_argument_error(error, command_words, name_in_errors) from None
     return _read_by_arguments(script, command_lines, source_file, source_of_command, options)

@@ -392,11 +392,11 @@ class RankRun:
         self.has_rope_tables = True
         table_bytes = (settings.sequence_length // settings.cp) * settings.qk_pos_emb_head_dim
         is_yarn = (settings.rope_type or "yarn") == "yarn"
-        for i in range(self._latent_attention_layer_count()):
+        for table_index in range(self._latent_attention_layer_count()):
             self.persistent_storages.append(self.allocate_storage(4 * table_bytes, "overhead"))
             if is_yarn and self.rank_choices.fuses_latent_rope:
                 for k in range(2):
-                    self.rope_tables[2 * i + k] = self.allocate_storage(2 * table_bytes, "overhead")
+                    self.rope_tables[2 * table_index + k] = self.allocate_storage(2 * table_bytes, "overhead")
 
     def _make_main_parameters(self) -> None:
         """Creates this rank's fp32 main parameters, each from a copy in the parameter's format.

@@ -180,16 +180,22 @@ def _model_spec(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpe
     if initial_weights != "scratch" and initial_weights not in GPT2_SIZES:
         raise reader.value_error("init_from", initial_weights, f"scratch or one of {', '.join(GPT2_SIZES)}")
     if initial_weights in GPT2_SIZES:
-        layer_count, heads, hidden_size = GPT2_SIZES[initial_weights]
+        layer_count, head_count, hidden_size = GPT2_SIZES[initial_weights]
         has_bias, vocabulary_size = True, EXACT_VOCABULARY
     else:
-        layer_count, heads, hidden_size = (
+        layer_count, head_count, hidden_size = (
             read_integer(reader, key_name, run_values[key_name]) for key_name in ("n_layer", "n_head", "n_embd")
         )
         has_bias, vocabulary_size = (
             run_values["bias"] is True,
             VOCABULARY_BY_DATASET.get(str(run_values["dataset"]), PADDED_VOCABULARY),
         )
-    config = {"model_type": "nanogpt", "n_layer": layer_count, "n_head": heads, "n_embd": hidden_size, "bias": has_bias}
+    config = {
+        "model_type": "nanogpt",
+        "n_layer": layer_count,
+        "n_head": head_count,
+        "n_embd": hidden_size,
+        "bias": has_bias,
+    }
     config |= {"vocab_size": vocabulary_size, "block_size": run_values["block_size"], "dropout": run_values["dropout"]}
     return validate(ModelSpec, read_description(config).model, reader.name_in_errors)

@@ -169,9 +169,9 @@ def _model_spec(reader: LaunchReader, model_table: Table, tp: int) -> ModelSpec:
     def size(type_key: str) -> int:
         return read_integer(reader, f"model.model_config.{type_key}", config.get(type_key))
 
-    heads = size("num_attention_heads")
-    kv_heads = read_integer(
-        reader, "model.model_config.num_key_value_heads", config.get("num_key_value_heads") or heads
+    head_count = size("num_attention_heads")
+    kv_head_count = read_integer(
+        reader, "model.model_config.num_key_value_heads", config.get("num_key_value_heads") or head_count
     )
     norm_table = {"type": "rmsnorm"}
     row_multiple = tp * reader.integer(model_table, "make_vocab_size_divisible_by", 1)
@@ -187,8 +187,8 @@ def _model_spec(reader: LaunchReader, model_table: Table, tp: int) -> ModelSpec:
                 "norm": norm_table,
                 "norm_placement": "pre",
                 "attention": {
-                    "num_attention_heads": heads,
-                    "num_key_value_heads": kv_heads,
+                    "num_attention_heads": head_count,
+                    "num_key_value_heads": kv_head_count,
                     "position": {"type": "rope", "rope_theta": _rope_theta(reader, config)},
                     **dict.fromkeys(("q_bias", "k_bias", "v_bias"), reader.flag(config, "attention_bias")),
                 },

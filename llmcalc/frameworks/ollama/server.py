@@ -277,8 +277,10 @@ class OllamaServer:
         if self.rules.runner == "estimate" or self.flash_attn == "off":
             return DEFAULT_BATCH
         server = self._server_before_fit(**self._llama_server_flags(sequence_count, DEFAULT_BATCH))
-        devices = server.placement
-        used_bytes = sum(server.model_buffers(devices).values()) + sum(server.cache_buffers(devices).values())
+        server_placement = server.placement
+        used_bytes = sum(server.model_buffers(server_placement).values()) + sum(
+            server.cache_buffers(server_placement).values()
+        )
         free_bytes = server.free_bytes * len(server.devices)
         for context_limit, default_batch, larger_batch, largest_percent in BATCH_RULES:
             has_free_memory = (

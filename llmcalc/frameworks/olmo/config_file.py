@@ -117,9 +117,9 @@ def _model_spec(reader: LaunchReader, model_table: Table) -> ModelSpec:
     elif norm_table["type"] == "layernorm" and not has_bias:
         norm_table["bias"] = False
     attention_table: dict[str, Any] = {"num_attention_heads": head_count}
-    key_heads = 1 if model_table.get("multi_query_attention") else model_table.get("n_kv_heads")
-    if key_heads is not None:
-        attention_table["num_key_value_heads"] = read_integer(reader, "model.n_kv_heads", key_heads)
+    key_head_count = 1 if model_table.get("multi_query_attention") else model_table.get("n_kv_heads")
+    if key_head_count is not None:
+        attention_table["num_key_value_heads"] = read_integer(reader, "model.n_kv_heads", key_head_count)
     position_count = reader.integer(model_table, "max_sequence_length", 1024)
     decoder_table: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm_table}
     if reader.flag(model_table, "rope"):

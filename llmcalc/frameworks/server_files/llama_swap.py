@@ -61,11 +61,11 @@ def servers_of_llama_swap(
             raise InputError(
                 f"{name_in_errors}: {place_in_file}: a quote does not end; expected one that does"
             ) from None
-        env_items = [
+        env_entries = [
             env_item for env_item in model_table.get("env") or () if isinstance(env_item, str) and "=" in env_item
         ]
         yield Container(
-            place_in_file, command_words=unexpanded_words, env=dict(env_item.split("=", 1) for env_item in env_items)
+            place_in_file, command_words=unexpanded_words, env=dict(env_item.split("=", 1) for env_item in env_entries)
         )
 
 

@@ -395,12 +395,12 @@ class SGLangServer(EngineServer):
         ):
             decode_graph_mib = min(decode_graph_mib, int(max_running_requests))
         decode_graph_mib = max(self.flags.get("cuda_graph_bs") or [decode_graph_mib])
-        tokens = chunk_tokens
+        token_count = chunk_tokens
         if version_rules.reserves_used_graphs and self.flags.get("disaggregation_mode") == "decode":
-            tokens = (max_running_requests or decode_graph_mib) * max(1, self.speculation.verified_tokens)
+            token_count = (max_running_requests or decode_graph_mib) * max(1, self.speculation.verified_tokens)
         reserved_gib = (
             512
-            + 1.5 * max(tokens, 2048)
+            + 1.5 * max(token_count, 2048)
             + 1024 * rank_count / 8
             + decode_graphs_mib(version_rules, self.flags, decode_graph_mib)
         ) / 1024

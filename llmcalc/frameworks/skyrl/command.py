@@ -346,8 +346,8 @@ def _megatron_launch_settings(reader: LaunchReader, config: Table, world_size: i
         for size_name in ("tensor_model", "pipeline_model", "context", "expert_model")
     )
     batch_settings = _batch_settings(reader, config, max(1, world_size // (tp * pp * cp)), is_sft=is_sft)
-    granularity = reader.value(config, f"{TRANSFORMER_PREFIX}recompute_granularity", "full")
-    is_whole = granularity == "full"
+    recompute_granularity = reader.value(config, f"{TRANSFORMER_PREFIX}recompute_granularity", "full")
+    recomputes_whole_layers = recompute_granularity == "full"
     recomputes = reader.flag(config, "trainer.gradient_checkpointing", True)
     megatron_run = MegatronRunSettings(
         tp=tp,
@@ -360,9 +360,13 @@ def _megatron_launch_settings(reader: LaunchReader, config: Table, world_size: i
         batch=batch_settings["batch"],
         seq=batch_settings["seq"],
         num_microbatches=batch_settings["num_microbatches"],
-        recompute_granularity=granularity if recomputes else None,
-        recompute_method=config.get(f"{TRANSFORMER_PREFIX}recompute_method", "uniform") if is_whole else None,
-        recompute_num_layers=config.get(f"{TRANSFORMER_PREFIX}recompute_num_layers", 1) if is_whole else None,
+        recompute_granularity=recompute_granularity if recomputes else None,
+        recompute_method=config.get(f"{TRANSFORMER_PREFIX}recompute_method", "uniform")
+        if recomputes_whole_layers
+        else None,
+        recompute_num_layers=config.get(f"{TRANSFORMER_PREFIX}recompute_num_layers", 1)
+        if recomputes_whole_layers
+        else None,
         recompute_modules=config.get(f"{TRANSFORMER_PREFIX}recompute_modules", ["core_attn"]),
         dispatcher=config.get(f"{MEGATRON_PREFIX}.moe_token_dispatcher_type"),
         fuses_activation=BRIDGE_FUSED_MODEL_TYPES,

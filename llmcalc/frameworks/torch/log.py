@@ -143,7 +143,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     total_bytes = log_values.last_size("total")
     if "total_number" in log_values:
         total_bytes = log_values.whole_numbers("total_number")[-1]
-    term_at_fault, flag = _largest_term_and_advice({term.name: term.value for term in memory_terms}, total_bytes or 0)
+    term_at_fault, suggested_flag = _largest_term_and_advice(
+        {term.name: term.value for term in memory_terms}, total_bytes or 0
+    )
     return ParsedLog(
         program="torch" if trainer_log is None else trainer_log.program,
         title="torch" if trainer_log is None else trainer_log.title,
@@ -152,7 +154,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         total_bytes=total_bytes,
         stop_message=error_messages[-1].strip(),
         too_large_term=term_at_fault,
-        suggested_flag=flag or ("" if trainer_log is None else trainer_log.memory_saving_flag),
+        suggested_flag=suggested_flag or ("" if trainer_log is None else trainer_log.memory_saving_flag),
     )
 
 

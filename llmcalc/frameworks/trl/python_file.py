@@ -407,12 +407,12 @@ def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earl
 
 def _loading_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the arguments in `model_init_kwargs`, with which a trainer loads a model given by name."""
-    tables = (
+    loading_tables = (
         named_call.arguments.get("model_init_kwargs")
         for named_call in named_calls
         if named_call.name in SETTINGS_BY_CONFIG_CLASS
     )
-    loading_table = next((table for table in tables if isinstance(table, dict)), {})
+    loading_table = next((table for table in loading_tables if isinstance(table, dict)), {})
     return {
         argument_name: loading_table[argument_name]
         for argument_name in MODEL_ARGUMENTS
@@ -448,27 +448,29 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
     file_variables: dotted name → value of the arguments that the file takes.
     """
     statements = statements_of_module(syntax_tree)
-    assignments = [statement for statement in statements if isinstance(statement, ast.Assign | ast.AnnAssign)]
+    assignments = [
+        syntax_statement for syntax_statement in statements if isinstance(syntax_statement, ast.Assign | ast.AnnAssign)
+    ]
     variables = {
         **file_variables,
         **module_constants(statements),
     }  # of a name that is assigned below its use, the last value
     later_assignments = sorted(assignments, key=lambda assignment: -assignment.lineno)
     conditions = _branch_conditions_by_call(syntax_tree)
-    for node in calls_in_order(syntax_tree):
-        call_name = dotted_name_of(node.func)
+    for call_node in calls_in_order(syntax_tree):
+        call_name = dotted_name_of(call_node.func)
         if call_name.endswith("okenizer.from_pretrained") or "Processor" in call_name:
             continue
-        while later_assignments and later_assignments[-1].lineno < node.lineno:
+        while later_assignments and later_assignments[-1].lineno < call_node.lineno:
             variables |= _assigned_values(later_assignments.pop(), variables)
         if any(
             _is_in_skipped_branch(condition, branch_value, variables)
-            for condition, branch_value in conditions.get(id(node), ())
+            for condition, branch_value in conditions.get(id(call_node), ())
         ):
             continue
-        arguments = keyword_arguments(node, variables)
-        first_argument = expression_value(node.args[0], variables) if node.args else None
-        yield NamedCall(call_name.rpartition(".")[2], arguments, first_argument, node)
+        arguments = keyword_arguments(call_node, variables)
+        first_argument = expression_value(call_node.args[0], variables) if call_node.args else None
+        yield NamedCall(call_name.rpartition(".")[2], arguments, first_argument, call_node)
 
 
 BranchCondition: TypeAlias = tuple[ast.expr, bool]

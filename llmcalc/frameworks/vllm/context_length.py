@@ -31,8 +31,8 @@ def scaled_length(preset: Preset) -> int | None:
         scaling_factor = rope_scaling.get("factor", scaling_factor)
         if rope_type == "yarn":
             stated_tokens = rope_scaling.get("original_max_position_embeddings", stated_tokens)
-    has_numbers = isinstance(stated_tokens, int) and isinstance(scaling_factor, int | float)
-    return int(stated_tokens * scaling_factor) if has_numbers else stated_context_length(preset)
+    factor_is_number = isinstance(stated_tokens, int) and isinstance(scaling_factor, int | float)
+    return int(stated_tokens * scaling_factor) if factor_is_number else stated_context_length(preset)
 
 
 def short_rope_length(preset: Preset) -> int | None:

@@ -83,7 +83,9 @@ SCALE_BLOCK_ELEMENTS = 128
 def all2all_backend(flags: Mapping[str, Any], version_numbers: tuple[int, ...]) -> tuple[str, str]:
     """Returns the backend that sends tokens to experts (by default NCCL's collectives), and the backend's flag."""
     read_fields = BACKEND_FIELDS[:1] if version_numbers >= WITHOUT_BACKEND_VARIABLE_FROM else BACKEND_FIELDS
-    field_name = next((field for field in read_fields if field in flags), BACKEND_FIELDS[0])
+    field_name = next(
+        (field_candidate for field_candidate in read_fields if field_candidate in flags), BACKEND_FIELDS[0]
+    )
     backend = str(flags.get(field_name, BACKENDS_WITHOUT_BUFFERS[1]))
     flag_name = "--all2all-backend" if field_name == BACKEND_FIELDS[0] else field_name
     return backend, flag_name

@@ -336,8 +336,8 @@ class VLLMSettings(EngineServer):
         Source: engine/arg_utils.py, `_is_v1_supported_oracle`, read in 0.8.0 to 0.8.3, 0.8.5 and 0.9.0 to 0.10.2. On
         AMD's GPUs, and for LoRA adapters, VLLM_USE_V1=1 runs the second engine all the same.
         """
-        version, title = self.version_numbers, self.hardware.title
-        if not FIRST_VERSION_WITH_V1 <= version < FIRST_VERSION_WITHOUT_V0:
+        version_numbers, accelerator_title = self.version_numbers, self.hardware.title
+        if not FIRST_VERSION_WITH_V1 <= version_numbers < FIRST_VERSION_WITHOUT_V0:
             return ""
         is_nvidia, is_default = self.hardware.vendor == "NVIDIA", self.flags.get("VLLM_USE_V1") != 1
         compute_capability = self.hardware.compute_capability
@@ -345,19 +345,19 @@ class VLLMSettings(EngineServer):
         pipelines_from = V1_PIPELINES_FROM.get(self.flags.get("distributed_executor_backend"), FIRST_VERSION_WITHOUT_V0)
         has_fp8_cache = str(self.flags.get("kv_cache_dtype", "")).startswith("fp8")
         conditions_and_reasons = (
-            (V1_ANY_GPU_FROM, is_old_gpu, f"{title} has compute capability {compute_capability}, not 8.0"),
+            (V1_ANY_GPU_FROM, is_old_gpu, f"{accelerator_title} has compute capability {compute_capability}, not 8.0"),
             (V1_FLOAT32_FROM, self.dtype == "float32", "it computes in float32"),
             (V1_EMBEDDINGS_FROM, self.has_embedding_output, "the model gives embeddings or scores"),
             (pipelines_from, self.pp > 1, "it is a pipeline"),
-            (V1_AMD_FROM, is_default and not is_nvidia, f"{title} is not from NVIDIA"),
+            (V1_AMD_FROM, is_default and not is_nvidia, f"{accelerator_title} is not from NVIDIA"),
             (V1_ADAPTERS_FROM, is_default and bool(self.flags.get("enable_lora")), "it has LoRA adapters"),
-            (self._v1_fp8_cache_from, has_fp8_cache, f"V1 has no cache in fp8 on {title}"),
+            (self._v1_fp8_cache_from, has_fp8_cache, f"V1 has no cache in fp8 on {accelerator_title}"),
         )
         return next(
             (
                 first_engine_reason
                 for v1_from, condition_applies, first_engine_reason in conditions_and_reasons
-                if condition_applies and version < v1_from
+                if condition_applies and version_numbers < v1_from
             ),
             "",
         )

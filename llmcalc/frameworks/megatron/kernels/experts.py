@@ -42,7 +42,9 @@ class ExpertKernels(HeadKernels):
             router_position = 0
             if not self.rank_choices.runs_shared_experts_first:
                 router_position = 1 + next(
-                    i for i, item in enumerate(remaining_items) if isinstance(item, Step) and item.verb == "dispatch"
+                    item_index
+                    for item_index, item in enumerate(remaining_items)
+                    if isinstance(item, Step) and item.verb == "dispatch"
                 )
             module_scope.items = [
                 *remaining_items[:router_position],
@@ -68,19 +70,19 @@ class ExpertKernels(HeadKernels):
 
     def shared_expert_gate(self, operation: Step, x: Tensor) -> Tensor:
         """Runs the gate of shared experts (SharedExpertMLP.forward), with one logit per token."""
-        first_parameter_index, (n_rows, n_in) = len(self.ordered_parameters), x.shape
+        first_parameter_index, (row_count, input_width) = len(self.ordered_parameters), x.shape
         weight, _ = self.linear_weights(operation, operation.output_values[0].width, "")
         self.deferred_parameters += self.ordered_parameters[first_parameter_index:]
         del self.ordered_parameters[first_parameter_index:]
         self.persistent.use_torch_workspace("forward")
-        gate_logits = self.new_tensor(n_rows, weight.shape[0])
+        gate_logits = self.new_tensor(row_count, weight.shape[0])
 
         def backward(
             saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             self.persistent.use_torch_workspace("backward")
             return [
-                self.new_tensor(n_rows, n_in),
+                self.new_tensor(row_count, input_width),
                 self.graph.new_tensor(weight.shape, BFLOAT16) if needs_grad else None,
             ]
 
@@ -567,7 +569,7 @@ class ExpertKernels(HeadKernels):
 
     def grouped_product(self, x: Tensor, weights: list[Tensor], biases: Sequence[Tensor] = ()) -> Tensor:
         """Runs a grouped product, which saves its input for the gradients of trained weights."""
-        (row_count, n_in), trains_weights = x.shape, weights[0].needs_grad
+        (row_count, input_width), trains_weights = x.shape, weights[0].needs_grad
         self.persistent.use_grouped_workspaces()
         product_output = self.new_tensor(row_count, weights[0].shape[0])
 
@@ -576,7 +578,7 @@ class ExpertKernels(HeadKernels):
         ) -> Gradients:
             self.persistent.use_grouped_workspaces()
             bias_gradients = [self.graph.new_tensor(parameter.shape, output_gradient.dtype) for parameter in biases]
-            input_gradient = self.new_tensor(row_count, n_in)
+            input_gradient = self.new_tensor(row_count, input_width)
             weight_gradients = [self.weight_gradient(parameter) for parameter in weights]
             if trains_weights:
                 saved_tensors[0] = None  # clear_tensor_data(*inputmats)

@@ -296,25 +296,25 @@ class HeadKernels(ElementwiseKernels):
 
     def _megatron_core_loss(self, logits: Tensor) -> Tensor:
         """Runs Megatron-Core's loss on a float32 copy of the logits, with softmax and gradient in place."""
-        autograd_graph, (n_rows, vocab_width) = self.graph, logits.shape
+        autograd_graph, (row_count, vocab_width) = self.graph, logits.shape
         is_fused = self.rank_choices.loss_implementation == "native"
-        logits_fp32 = autograd_graph.new_tensor((n_rows, vocab_width), FLOAT32)
-        row_max = self.new_row_statistics(n_rows)
-        target_mask = autograd_graph.new_tensor((n_rows, 1), BOOL)
-        masked_target = autograd_graph.new_tensor((n_rows, 1), INT64)
-        masked_target_1d = autograd_graph.new_tensor((n_rows, 1), INT64)
-        target_logits = self.new_row_statistics(n_rows)
-        exp_sums = self.new_row_statistics(n_rows)
+        logits_fp32 = autograd_graph.new_tensor((row_count, vocab_width), FLOAT32)
+        row_max = self.new_row_statistics(row_count)
+        target_mask = autograd_graph.new_tensor((row_count, 1), BOOL)
+        masked_target = autograd_graph.new_tensor((row_count, 1), INT64)
+        masked_target_1d = autograd_graph.new_tensor((row_count, 1), INT64)
+        target_logits = self.new_row_statistics(row_count)
+        exp_sums = self.new_row_statistics(row_count)
         del row_max, masked_target_1d
-        loss = self.new_row_statistics(n_rows)
+        loss = self.new_row_statistics(row_count)
         del target_logits, exp_sums
 
         def backward(
             saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             if is_fused:
-                logits_copy = autograd_graph.new_tensor((n_rows, vocab_width), FLOAT32)
-                logits_gradient = autograd_graph.new_tensor((n_rows, vocab_width), BFLOAT16)
+                logits_copy = autograd_graph.new_tensor((row_count, vocab_width), FLOAT32)
+                logits_gradient = autograd_graph.new_tensor((row_count, vocab_width), BFLOAT16)
                 del logits_copy
                 return [logits_gradient]
             return [saved_tensors[0]]
