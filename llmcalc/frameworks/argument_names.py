@@ -1,4 +1,4 @@
-"""The argument names known in each kind of launch file, from the file `argument_names.toml` in its folder."""
+"""Reads the argument names that launch files of a kind may have, from `argument_names.toml` in the kind's folder."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @frozen
 class RunOnRanks:
-    """A model's training run on several devices.
+    """A model's training run on several devices: its memory settings, layout, framework version and settings.
 
     memory: the model and its run.
     layout: the layout over the devices.
@@ -128,11 +128,11 @@ RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, CudaRuntime], DeviceMemory
 
 
 def _accept_every_run(memory_estimate: Memory, framework_version: str) -> None:
-    """Accepts every run; the default value of `Framework.check_run`."""
+    """Accepts every training run: the default of the record's field `check_run`."""
 
 
 def _accept_every_layout(memory_estimate: Memory, layout: Layout) -> None:
-    """Accepts every layout; the default value of `Framework.check_layout`."""
+    """Accepts every parallel layout: the default of the record's field `check_layout`."""
 
 
 @frozen
@@ -228,5 +228,5 @@ class Framework:
         return FrameworkEvidence(self.name) if self.evidence is None else self.evidence(layout, is_training)
 
     def is_implied(self, layout_request: LayoutRequest) -> bool:
-        """Whether the user's layout options imply this framework, so that the user need not name it."""
+        """Whether the typed layout options exist only in this framework, so that users need not name it."""
         return self.implying_options is not None and self.implying_options[1](layout_request)

@@ -94,10 +94,12 @@ class SecondLoss:
         return (self,)
 
     def additional_bytes(self, memory_estimate: Memory, device_memory: DeviceMemory) -> int:
-        """Returns the bytes per device that the second loss adds: its copies of the logits, an upper bound."""
+        """Returns an upper bound of the bytes per device that the second loss adds as copies of logits."""
         workload = memory_estimate.states.workload
-        tokens = int(workload.batch) * int(workload.seq)
-        logit_bytes = self.bytes_per_logit * tokens + self.chunk_bytes_per_logit * min(tokens, self.chunk_tokens)
+        token_count = int(workload.batch) * int(workload.seq)
+        logit_bytes = self.bytes_per_logit * token_count + self.chunk_bytes_per_logit * min(
+            token_count, self.chunk_tokens
+        )
         return logit_bytes * memory_estimate.spec.vocab_size
 
     def json_data(self) -> dict[str, object]:
@@ -138,24 +140,26 @@ def encoders_on_rank(
     loaded_encoders: LoadedEncoders | None,
     frozen_model: FrozenModel | SecondLoss | None = None,
 ) -> list[EncoderBytes]:
-    """Returns the encoders' bytes on a rank of the first pipeline stage; tensor parallelism does not divide them.
+    """Returns the bytes of image and audio encoders on a rank, which only the first pipeline stage has.
 
     loaded_encoders: use of encoders that the run does not include; None if they are not loaded.
     frozen_model: a copy of the trained model, which has the encoders too; None (default) without one.
     """
     shard_count = layout.dp // layout.hsdp_replicas
     rank_bytes = [
-        EncoderBytes(kind, ceil_div(encoder_bytes.bytes, shard_count if layout.zero >= stage else 1))
+        EncoderBytes(memory_kind, ceil_div(encoder_bytes.bytes, shard_count if layout.zero >= zero_stage else 1))
         for encoder_bytes in memory_estimate.tower_bytes(loaded_encoders)
-        for kind, stage in [(encoder_bytes.kind, SHARDED_FROM_STAGE[encoder_bytes.kind])]
+        for memory_kind, zero_stage in [(encoder_bytes.kind, SHARDED_FROM_STAGE[encoder_bytes.kind])]
     ]
     if not rank_bytes or not isinstance(frozen_model, FrozenModel) or isinstance(frozen_model, Teacher):
         return rank_bytes
-    states = memory_estimate.states
+    memory_use = memory_estimate.states
     if frozen_model.is_divided_as_trained:
         copy_bytes = rank_bytes[0].bytes
     else:  # `FrozenModel.weight_bytes` counts included encoders
-        copy_bytes = frozen_model.weight_bytes(states.parameter_count.left_out.get(TOWERS.name, 0), states.dtype)
+        copy_bytes = frozen_model.weight_bytes(
+            memory_use.parameter_count.left_out.get(TOWERS.name, 0), memory_use.dtype
+        )
     return [*rank_bytes, EncoderBytes("weights", copy_bytes, frozen_model.name)] if copy_bytes else rank_bytes
 
 

@@ -50,7 +50,7 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, cuda_runtime:
 
 
 def rank_memory(memory_estimate: Memory) -> DeviceMemory:
-    """Returns a rank's device memory, in which layers have their indices in the whole model.
+    """Returns the device memory of a rank whose layers are named by their indices in the whole model.
 
     memory_estimate: from `inference_rank`.
     """

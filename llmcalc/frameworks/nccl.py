@@ -56,7 +56,7 @@ def communicator_bytes(rank_count: int, torch_version: str = "") -> int:
 
 
 def ranks_per_communicator(layout: Layout, framework: Framework) -> list[int]:
-    """Returns the number of ranks of each NCCL communicator of a rank, except the pipeline's communicators.
+    """Returns the number of ranks in each NCCL communicator of a rank, without pipeline communicators.
 
     They are the group of all ranks and a copy of it, or one for each axis of the device mesh.
     """
@@ -66,7 +66,7 @@ def ranks_per_communicator(layout: Layout, framework: Framework) -> list[int]:
 
 
 def has_known_buffers(layout: Layout, framework: Framework, cuda_runtime: CudaRuntime) -> bool:
-    """Whether the size of NCCL's buffers is known for the ranks of a layout; true without other ranks."""
+    """Whether the size of NCCL's buffers in a layout is known; true for a single rank."""
     if layout.world_size == 1:
         return True
     is_known_machine = layout.world_size <= MAX_GPUS_PER_MACHINE and cuda_runtime.gpu_name.startswith("A100")
@@ -79,7 +79,9 @@ def with_nccl_buffers(
     """Returns a rank's memory plus NCCL's buffers, if the size of the buffers is known."""
     if not has_known_buffers(layout, framework, cuda_runtime):
         return rank_memory
-    nccl_bytes = sum(communicator_bytes(count, torch_version) for count in ranks_per_communicator(layout, framework))
+    nccl_bytes = sum(
+        communicator_bytes(rank_count, torch_version) for rank_count in ranks_per_communicator(layout, framework)
+    )
     if not nccl_bytes:
         return rank_memory
     citation = "NCCL's source: 24 channels of an A100 behind NVSwitch"

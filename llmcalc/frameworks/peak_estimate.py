@@ -53,8 +53,8 @@ class PeakByPath(NamedTuple):
         bytes_by_path = longer_peak.bytes_by_path
         return PeakByPath(
             {
-                path: peak + added_layers * (bytes_by_path.get(path, peak) - peak)
-                for path, peak in self.bytes_by_path.items()
+                module_path: peak + added_layers * (bytes_by_path.get(module_path, peak) - peak)
+                for module_path, peak in self.bytes_by_path.items()
             }
         )
 
@@ -106,13 +106,17 @@ class MicroBatchBytes:
         """The peak bytes of the backward pass in modules outside the layers, without the loss."""
         peaks_by_path = self.backward_peaks.bytes_by_path.items()
         return max(
-            (peak for path, peak in peaks_by_path if path not in ("", "loss") and not is_layer_path(path)),
+            (
+                peak
+                for module_path, peak in peaks_by_path
+                if module_path not in ("", "loss") and not is_layer_path(module_path)
+            ),
             default=0,
         )
 
     @cached_property
     def backward_peak_outside_modules(self) -> int:
-        """The peak bytes of the backward pass outside all modules, during the embedding's gradient."""
+        """The peak bytes of the backward pass outside all modules, as for the embedding's gradient."""
         return self.backward_peaks.bytes_by_path.get("", 0)
 
     @cached_property
@@ -162,14 +166,17 @@ def padded_parameter_count(shard_count: int, counted_op: CountedOp) -> Number:
         if tensor.shape
     )
     return parameter_count + sum(
-        exact_div(times(tensor.size, rows - tensor.shape[0]), tensor.shape[0]) for tensor, rows in padded_tensors
+        exact_div(times(tensor.size, padded_rows - tensor.shape[0]), tensor.shape[0])
+        for tensor, padded_rows in padded_tensors
     )
 
 
-def distinct_micro_batch_count(layout: Layout, micro_batches: int) -> int:
-    """Returns after how many micro-batches the pipeline schedule repeats, plus those of an incomplete last round."""
+def distinct_micro_batch_count(layout: Layout, micro_batch_count: int) -> int:
+    """Returns a small number of micro-batches with the same peak, since the pipeline schedule repeats."""
     schedule_period = 2 * layout.pp * layout.vpp
-    return micro_batches if micro_batches <= schedule_period else schedule_period + micro_batches % layout.pp
+    return (
+        micro_batch_count if micro_batch_count <= schedule_period else schedule_period + micro_batch_count % layout.pp
+    )
 
 
 FEWEST_EXTRAPOLATED = 2 * SHORT_RUN_REPEATS + 2
@@ -186,7 +193,7 @@ The largest number comes first; None stands for all layers of the stage.
 
 
 class PassMeasurements(NamedTuple):
-    """The measured bytes of a `PeakEstimate`, which the same estimate in another process can take over.
+    """Measured bytes of passes, which an equal `PeakEstimate` in another process can take over.
 
     passes_by_key: key of a stage → the bytes of its passes.
     saved_bytes_by_layer: kind of a layer → the bytes that a micro-batch saves there.
@@ -239,10 +246,18 @@ class PeakEstimate:
         root = self.spec.shared_program.root
         parent_scopes = [
             root,
-            *(layer for layer in root.items if isinstance(layer, ModuleScope) and layer.name in STACK_NAMES),
+            *(
+                root_item
+                for root_item in root.items
+                if isinstance(root_item, ModuleScope) and root_item.name in STACK_NAMES
+            ),
         ]
         stack_layers = [
-            [layer for layer in stack_scope.items if isinstance(layer, ModuleScope) and layer.name == "layers"]
+            [
+                root_item
+                for root_item in stack_scope.items
+                if isinstance(root_item, ModuleScope) and root_item.name == "layers"
+            ]
             for stack_scope in parent_scopes
         ]
         return [layer_kind for scopes in stack_layers if scopes for layer_kind in types_of_layers(scopes)]
@@ -262,14 +277,18 @@ class PeakEstimate:
         """Returns a copy of all measurements so far."""
         return PassMeasurements(dict(self._passes_by_key), dict(self._saved_bytes_by_layer))
 
-    def measurements_since(self, earlier: PassMeasurements) -> PassMeasurements:
-        """Returns the measurements that this estimate has made since an earlier copy of its measurements."""
+    def measurements_since(self, earlier_measurements: PassMeasurements) -> PassMeasurements:
+        """Returns the measurements made since `earlier_measurements`, a copy of this estimate's measurements."""
         return PassMeasurements(
-            {key: passes for key, passes in self._passes_by_key.items() if key not in earlier.passes_by_key},
+            {
+                measurement_key: micro_batch_bytes
+                for measurement_key, micro_batch_bytes in self._passes_by_key.items()
+                if measurement_key not in earlier_measurements.passes_by_key
+            },
             {
                 layer_kind: saved_bytes
                 for layer_kind, saved_bytes in self._saved_bytes_by_layer.items()
-                if earlier.saved_bytes_by_layer.get(layer_kind) != saved_bytes
+                if earlier_measurements.saved_bytes_by_layer.get(layer_kind) != saved_bytes
             },
         )
 
@@ -278,19 +297,19 @@ class PeakEstimate:
         self._passes_by_key |= measurements.passes_by_key
         self._saved_bytes_by_layer |= measurements.saved_bytes_by_layer
 
-    def lower_bound_bytes(self, layout: Layout, micro_batches: int = 0) -> int:
+    def lower_bound_bytes(self, layout: Layout, micro_batch_count: int = 0) -> int:
         """Returns a lower bound of the largest rank's bytes: weights, gradients and optimizer states.
 
-        micro_batches: of a step; its first rank also saves the layers whose saved bytes are known from other stages.
+        micro_batch_count: micro-batches of a step; the first rank also saves layers whose bytes are already measured.
             0 (default) for bytes of any run.
         """
         bytes_by_rank = self._static_bytes_of_pipeline_ranks(layout)
         first_rank_bytes = bytes_by_rank[0]
-        if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
+        if micro_batch_count and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
             first_rank_stages = [stage for stage in stages(layout, self.layer_count) if stage.pipeline_rank == 0]
             saved_bytes = [self._saved_bytes_lower_bound(layout, stage) for stage in first_rank_stages]
             if any(saved_bytes):
-                distinct_microbatch_count = distinct_micro_batch_count(layout, micro_batches)
+                distinct_microbatch_count = distinct_micro_batch_count(layout, micro_batch_count)
                 first_rank_bytes += peak_in_flight(layout, distinct_microbatch_count, 0, saved_bytes)[0]
         return self.fixed_bytes + max(first_rank_bytes, *bytes_by_rank)
 
@@ -310,46 +329,49 @@ class PeakEstimate:
         """Returns a lower bound of the bytes that a micro-batch saves in a stage, from already measured layers."""
         activation_shape = _activation_shape(layout)
         return sum(
-            self._saved_bytes_by_layer.get((*activation_shape, id(self.layer_kinds[i])), 0) for i in stage.layers
+            self._saved_bytes_by_layer.get((*activation_shape, id(self.layer_kinds[layer_index])), 0)
+            for layer_index in stage.layers
         )
 
-    def largest_rank_bytes(self, layout: Layout, micro_batches: int) -> int:
+    def largest_rank_bytes(self, layout: Layout, micro_batch_count: int) -> int:
         """Returns the peak bytes of the rank that needs the most memory."""
-        return max(self.peaks_by_stage(layout, micro_batches))
+        return max(self.peaks_by_stage(layout, micro_batch_count))
 
-    def exceeds(self, layout: Layout, micro_batches: int, is_too_large: Callable[[int], bool]) -> bool:
+    def exceeds(self, layout: Layout, micro_batch_count: int, is_too_large: Callable[[int], bool]) -> bool:
         """Whether the peak bytes of any rank are too large. Measures no more stages than the answer needs.
 
         Ranks whose stages are measured already come first.
         """
         sorted_ranks = sorted(
-            self._distinct_ranks(layout, micro_batches).items(),
+            self._distinct_ranks(layout, micro_batch_count).items(),
             key=lambda rank_and_stages: any(
                 self._measurement_key(layout, stage) not in self._passes_by_key for stage in rank_and_stages[1]
             ),
         )
         return any(
-            is_too_large(self._rank_peak(layout, rank_and_stages, stages, micro_batches))
-            for rank_and_stages, stages in sorted_ranks
+            is_too_large(self._rank_peak(layout, rank_and_stages, rank_stages, micro_batch_count))
+            for rank_and_stages, rank_stages in sorted_ranks
         )
 
-    def peaks_by_stage(self, layout: Layout, micro_batches: int) -> list[int]:
+    def peaks_by_stage(self, layout: Layout, micro_batch_count: int) -> list[int]:
         """Returns the peak bytes of the first rank of each pipeline stage.
 
         A rank with the layers of the rank before has no more micro-batches in flight. In a schedule with one direction
         it has that rank's peak here, which is no smaller than its own.
         """
-        distinct_ranks, stage_peaks = self._distinct_ranks(layout, micro_batches), list[int]()
+        distinct_ranks, stage_peaks = self._distinct_ranks(layout, micro_batch_count), list[int]()
         for rank in range(layout.pp):
             rank_stages = distinct_ranks.get(rank)
             stage_peaks.append(
-                stage_peaks[-1] if rank_stages is None else self._rank_peak(layout, rank, rank_stages, micro_batches)
+                stage_peaks[-1]
+                if rank_stages is None
+                else self._rank_peak(layout, rank, rank_stages, micro_batch_count)
             )
         return stage_peaks
 
-    def _distinct_ranks(self, layout: Layout, micro_batches: int) -> dict[int, list[Stage]]:
-        """Returns pipeline rank → stages, only for ranks whose peak differs from the previous rank's peak."""
-        check_micro_batches(layout, distinct_micro_batch_count(layout, micro_batches))
+    def _distinct_ranks(self, layout: Layout, micro_batch_count: int) -> dict[int, list[Stage]]:
+        """Returns pipeline rank → stages, without ranks whose peak equals the previous rank's."""
+        check_micro_batches(layout, distinct_micro_batch_count(layout, micro_batch_count))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layer_count):
             stages_by_rank[stage.pipeline_rank].append(stage)
@@ -360,7 +382,7 @@ class PeakEstimate:
         distinct_ranks: dict[int, list[Stage]] = {}
         previous_key: tuple[object, ...] = ()
         for rank, rank_stages in enumerate(stages_by_rank):
-            are_all_in_flight = micro_batches <= layout.pp - rank
+            are_all_in_flight = micro_batch_count <= layout.pp - rank
             rank_key = (
                 are_all_in_flight,
                 *((self._layer_kind_runs(stage), stage.has_embedding, stage.has_head) for stage in rank_stages),
@@ -380,17 +402,17 @@ class PeakEstimate:
             stage.has_head,
         )
 
-    def _rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
+    def _rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batch_count: int) -> int:
         """Returns the peak bytes of a rank, cached until another layout is estimated."""
-        layout_run = layout, micro_batches
+        layout_run = layout, micro_batch_count
         if layout_run != self._layout_of_peaks:
             self._layout_of_peaks, self._peaks_by_rank = layout_run, {}
         if rank not in self._peaks_by_rank:
-            self._peaks_by_rank[rank] = self._compute_rank_peak(layout, rank, rank_stages, micro_batches)
+            self._peaks_by_rank[rank] = self._compute_rank_peak(layout, rank, rank_stages, micro_batch_count)
         return self._peaks_by_rank[rank]
 
-    def _compute_rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batches: int) -> int:
-        """Returns the peak bytes of a rank: the largest of four points in time of a training step.
+    def _compute_rank_peak(self, layout: Layout, rank: int, rank_stages: list[Stage], micro_batch_count: int) -> int:
+        """Returns the peak bytes of a rank: the largest of four moments of a training step.
 
         The moments are the peak of a pass, the end of a backward pass, the reduction of gradients and the optimizer's
         step. The peak of a pass comes with the most micro-batches in flight, whose saved bytes include its own.
@@ -398,7 +420,7 @@ class PeakEstimate:
         bytes_by_chunk = [self.micro_batch_bytes(layout, stage) for stage in rank_stages]
         saved_bytes, in_flight_counts = peak_in_flight(
             layout,
-            distinct_micro_batch_count(layout, micro_batches),
+            distinct_micro_batch_count(layout, micro_batch_count),
             rank,
             [chunk_bytes.saved_bytes for chunk_bytes in bytes_by_chunk],
         )
@@ -406,12 +428,12 @@ class PeakEstimate:
             self.stage_parameters(layout, stage)._replace(extra_gradient_elements=chunk_bytes.extra_gradient_elements)
             for stage, chunk_bytes in zip(rank_stages, bytes_by_chunk, strict=True)
         ]
-        transient_bytes = self.transient_bytes(layout, stage_parameters, micro_batches)
+        transient_bytes = self.transient_bytes(layout, stage_parameters, micro_batch_count)
         chunk_peaks = [
-            _pass_peaks(chunk_bytes, stage, transient_bytes, micro_batches)
+            _pass_peaks(chunk_bytes, stage, transient_bytes, micro_batch_count)
             for chunk_bytes, stage in zip(bytes_by_chunk, rank_stages, strict=True)
         ]
-        keeps_all_microbatches = in_flight_counts.awaiting_backward == (micro_batches,) and (
+        keeps_all_microbatches = in_flight_counts.awaiting_backward == (micro_batch_count,) and (
             layout.pp == 1 or layout.zero == 0
         )
         if self.frees_gradients and keeps_all_microbatches:
@@ -427,7 +449,7 @@ class PeakEstimate:
         static_bytes = self._static_bytes_of_pipeline_ranks(layout)[rank]
         if layout.is_bidirectional:
             static_bytes += self._static_bytes_of_pipeline_ranks(layout)[layout.pp - 1 - rank]
-        received_bytes = micro_batches * sum(chunk_bytes.received_bytes for chunk_bytes in bytes_by_chunk)
+        received_bytes = micro_batch_count * sum(chunk_bytes.received_bytes for chunk_bytes in bytes_by_chunk)
         bytes_by_moment = (
             saved_bytes + pass_peak + transient_bytes.during_passes,
             saved_bytes
@@ -498,12 +520,16 @@ class PeakEstimate:
             return self._count_recorded_parameters(layout, stage, shard_count)
         end_layer = stage.layers[-1] if stage.has_head else stage.layers[0]
         counts_and_layers = [(self._count_layer(layout, stage, end_layer, shard_count), 1)]
-        other_kinds = Counter(id(self.layer_kinds[i]) for i in stage.layers if i != end_layer)
+        other_kinds = Counter(
+            id(self.layer_kinds[layer_index]) for layer_index in stage.layers if layer_index != end_layer
+        )
         middle_stage = stage._replace(has_embedding=False, has_head=False)
-        for i in stage.layers:
-            layer_count = other_kinds.pop(id(self.layer_kinds[i]), 0)
+        for layer_index in stage.layers:
+            layer_count = other_kinds.pop(id(self.layer_kinds[layer_index]), 0)
             if layer_count:
-                counts_and_layers.append((self._count_layer(layout, middle_stage, i, shard_count), layer_count))
+                counts_and_layers.append(
+                    (self._count_layer(layout, middle_stage, layer_index, shard_count), layer_count)
+                )
         return StageParameterCounts(
             dense=sum(layer_count * parameter_counts.dense for parameter_counts, layer_count in counts_and_layers),
             experts=sum(layer_count * parameter_counts.experts for parameter_counts, layer_count in counts_and_layers),
@@ -528,11 +554,13 @@ class PeakEstimate:
         return self._parameters_by_layer[cache_key]
 
     def _count_recorded_parameters(self, layout: Layout, stage: Stage, shard_count: int) -> StageParameterCounts:
-        """Counts the parameters of a stage in its recorded program, as `_count_parameters`."""
+        """Counts a stage's parameters in its recorded program; same result as `_count_parameters`."""
         node_tree = cached_rank_program(self.spec, layout, 0, representative_stage(self.spec, stage)).node()
         count_parameters = partial(padded_parameter_count, shard_count) if shard_count > 1 else total_params_of
         tree_nodes = [
-            node for node in node_tree.walk() if not node.optional_part or node.optional_part in self.included_parts
+            counted_node
+            for counted_node in node_tree.walk()
+            if not counted_node.optional_part or counted_node.optional_part in self.included_parts
         ]
         layers = [tree_node for tree_node in tree_nodes if tree_node.node.name == "layers"]
         layer_nodes = [tree_node for tree_node in tree_nodes if is_in_layer(tree_node)]
@@ -544,14 +572,22 @@ class PeakEstimate:
                 for tree_node in tree_nodes
                 if _has_routed_experts(tree_node)
             ),
-            outside_layers=parameter_count - sum(node.total(count_parameters, self.included_parts) for node in layers),
+            outside_layers=parameter_count
+            - sum(counted_node.total(count_parameters, self.included_parts) for counted_node in layers),
             largest_layer=max(
-                (node.cost_per_repeat(count_parameters, self.included_parts) for node in layers), default=0
+                (counted_node.cost_per_repeat(count_parameters, self.included_parts) for counted_node in layers),
+                default=0,
             ),
             largest_tensor=max(tree_node.cost_of_operation(count_parameters) for tree_node in tree_nodes),
-            largest_layer_tensor=max((node.cost_of_operation(count_parameters) for node in layer_nodes), default=0),
+            largest_layer_tensor=max(
+                (counted_node.cost_of_operation(count_parameters) for counted_node in layer_nodes), default=0
+            ),
             largest_dense_layer_tensor=max(
-                (node.cost_of_operation(count_parameters) for node in layer_nodes if not _has_routed_experts(node)),
+                (
+                    counted_node.cost_of_operation(count_parameters)
+                    for counted_node in layer_nodes
+                    if not _has_routed_experts(counted_node)
+                ),
                 default=0,
             ),
         )
@@ -634,7 +670,7 @@ class PeakEstimate:
         return start_layer, end_layer, len(stage.layers)
 
     def _measured_layers_with_longer_end(self, stage: Stage) -> tuple[int, int, int] | None:
-        """Returns `_measured_layers`, computed as if the equal layers at the end of a stage were more numerous.
+        """Returns `_measured_layers` of a stage with more equal layers at its end.
 
         So stages of a model's first layers share a measurement, as deeper ones do; None for other stages.
         """
@@ -681,7 +717,7 @@ class PeakEstimate:
 
 
 def _pass_peaks(
-    pass_bytes: MicroBatchBytes, stage: Stage, transient_bytes: TransientBytes, micro_batches: int
+    pass_bytes: MicroBatchBytes, stage: Stage, transient_bytes: TransientBytes, micro_batch_count: int
 ) -> tuple[int, int, int]:
     """Returns a stage's peak bytes before the first gradient, in the head's and in the layers' backward pass."""
     forward_peak = max(
@@ -689,7 +725,7 @@ def _pass_peaks(
         pass_bytes.loss_peak + transient_bytes.around_loss,
         pass_bytes.bytes_saved_between_layers_and_head + transient_bytes.before_head,
     )
-    if micro_batches > 1:
+    if micro_batch_count > 1:
         forward_peak += transient_bytes.later_micro_batches
     head_peak = max(
         pass_bytes.head_backward_peak + transient_bytes.outside_layers,

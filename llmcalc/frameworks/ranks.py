@@ -51,7 +51,7 @@ class RankMemory:
 
 @frozen
 class Cluster:
-    """The memory of a model on the ranks of a layout. run: the training or inference run. framework: the framework."""
+    """The memory of a model on the ranks of a parallel layout, under one framework."""
 
     run: RunOnRanks
     framework: Framework
@@ -137,7 +137,7 @@ class Cluster:
 
     @property
     def unlisted_stages(self) -> list[int]:
-        """The pipeline stages without a rank in `ranks`, because an earlier stage needs at least as much memory."""
+        """The pipeline stages without a rank in `ranks`, which need no more memory than a listed stage."""
         listed_stages = {self.layout.coordinates(rank).pp for rank in self.ranks}
         return [stage_number for stage_number in range(self.layout.pp) if stage_number not in listed_stages]
 
@@ -159,8 +159,8 @@ class Cluster:
         for pp in range(1, self.layout.pp - 1):
             if not any(_covers_all_layers(layers[earlier_stage], layers[pp]) for earlier_stage in middle_stages):
                 middle_stages.append(pp)
-        ranks = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
-        return tuple(sorted({*ranks, self.layout.world_size - 1}))
+        rank_numbers = {self.layout.rank(pp=pp) for pp in (0, *middle_stages, self.layout.pp - 1)}
+        return tuple(sorted({*rank_numbers, self.layout.world_size - 1}))
 
     def memory_of_ranks(self, cuda_runtime: CudaRuntime) -> tuple[RankMemory, ...]:
         """Returns the memory of each rank in `ranks` on an accelerator with a CUDA runtime.
@@ -190,7 +190,7 @@ class Cluster:
         return self._inference_ranks[rank]
 
     def _replay(self, rank: int, cuda_runtime: CudaRuntime) -> RankMemory:
-        """Returns the memory of one rank by a replay, with NCCL's buffers and the models that are not replayed."""
+        """Returns the memory of one rank by a replay, plus NCCL's buffers and models that do not train."""
         if self.trains:
             memory = self.framework.rank_memory(self.run, rank, cuda_runtime)
             memory = replace(memory, host_terms=(*memory.host_terms, *self._host_terms))
@@ -199,19 +199,19 @@ class Cluster:
             memory = rank_memory(replace(self.inference_rank(rank), cuda_runtime=cuda_runtime))
         memory = with_nccl_buffers(memory, self.layout, self.framework, cuda_runtime, self.settings.torch or "")
         memory = memory_with_evidence(memory, self.evidence)
-        stage, run_memory = self.layout.coordinates(rank).pp, memory
-        parts: list[FrozenModel | SecondLoss | EncoderBytes] = (
+        stage_index, run_memory = self.layout.coordinates(rank).pp, memory
+        added_parts: list[FrozenModel | SecondLoss | EncoderBytes] = (
             [] if self.run.frozen_model is None else [*self.run.frozen_model.parts]
         )
-        if self.trains and stage == 0:
-            parts += encoders_on_rank(self.memory, self.layout, self.run.encoders, self.run.frozen_model)
-        for part in parts:
-            memory = _with_added_bytes(memory, part, part.additional_bytes(self.memory, run_memory))
-        return RankMemory(rank, stage, memory)
+        if self.trains and stage_index == 0:
+            added_parts += encoders_on_rank(self.memory, self.layout, self.run.encoders, self.run.frozen_model)
+        for added_part in added_parts:
+            memory = _with_added_bytes(memory, added_part, added_part.additional_bytes(self.memory, run_memory))
+        return RankMemory(rank, stage_index, memory)
 
     @cached_property
     def _host_terms(self) -> tuple[MemoryTerm, ...]:
-        """The host memory of a run with data parallelism alone: offloaded activations, paged states of one device."""
+        """The host memory of a run with data parallelism alone, such as offloaded activations."""
         has_host_memory = self.settings.offload_activations or paged_bytes(self.memory.states)
         if self.layout.dp < self.layout.world_size or not has_host_memory:
             return ()
@@ -321,8 +321,14 @@ def _with_added_bytes(
         device_bytes=device_memory.device_bytes + frozen_bytes,
         peak_at=device_memory.peak_at._replace(bytes=device_memory.peak_at.bytes + frozen_bytes),
         by_kind=with_frozen_bytes(device_memory.by_kind),
-        timeline=tuple(point._replace(bytes=point.bytes + frozen_bytes) for point in device_memory.timeline),
-        moments={name: with_frozen_bytes(bytes_by_kind) for name, bytes_by_kind in device_memory.moments.items()},
+        timeline=tuple(
+            timeline_point._replace(bytes=timeline_point.bytes + frozen_bytes)
+            for timeline_point in device_memory.timeline
+        ),
+        moments={
+            moment_name: with_frozen_bytes(bytes_by_kind)
+            for moment_name, bytes_by_kind in device_memory.moments.items()
+        },
         terms=(
             tensors_term,
             MemoryTerm(frozen_model.name, frozen_bytes, "estimate", frozen_model.source),
@@ -332,7 +338,7 @@ def _with_added_bytes(
 
 
 def _covers_all_layers(layers_by_chunk: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
-    """Whether each pipeline chunk contains all layers of the same chunk in `smaller_chunks`."""
+    """Whether every pipeline chunk contains the layers of the chunk with its index in `smaller_chunks`."""
     return all(layers >= smaller_layers for layers, smaller_layers in zip(layers_by_chunk, smaller_chunks, strict=True))
 
 

@@ -51,14 +51,16 @@ def framework(folder_name: str) -> Framework:
 
 
 def framework_of(layout_request: LayoutRequest) -> Framework:
-    """Returns the framework in a layout's request, or the framework that the options imply."""
+    """Returns the framework that a layout request names, or that the layout options imply."""
     if layout_request.framework is not None:
         return framework(layout_request.framework)
     implied_frameworks = (
-        record for name in FRAMEWORK_NAMES if (record := framework(name)).implying_options is not None
+        framework_record
+        for framework_name in FRAMEWORK_NAMES
+        if (framework_record := framework(framework_name)).implying_options is not None
     )
     return next(
-        (record for record in implied_frameworks if record.is_implied(layout_request)),
+        (framework_record for framework_record in implied_frameworks if framework_record.is_implied(layout_request)),
         framework(DEFAULT_FRAMEWORK),
     )
 
@@ -70,14 +72,14 @@ def frameworks_for_plans(layout_request: LayoutRequest, hardware: Hardware | Non
     """
     implied_framework = framework_of(layout_request)
     if hardware is not None and hardware.vendor in VENDORS_WITHOUT_COLLECTIVES:
-        problem = f"torch.distributed has no backend on {hardware.title}"
+        problem_text = f"torch.distributed has no backend on {hardware.title}"
         if implied_framework.name != DEFAULT_FRAMEWORK:
             raise InputError(
-                f"--framework {implied_framework.name}: {problem}; expected --framework {DEFAULT_FRAMEWORK}"
+                f"--framework {implied_framework.name}: {problem_text}; expected --framework {DEFAULT_FRAMEWORK}"
             )
         if layout_request.devices not in (None, 1):
             raise InputError(
-                f"--devices {layout_request.devices}: {problem}; expected --devices 1, or another --hardware"
+                f"--devices {layout_request.devices}: {problem_text}; expected --devices 1, or another --hardware"
             )
         return (implied_framework,)
     if layout_request.framework is not None or implied_framework.is_implied(layout_request):

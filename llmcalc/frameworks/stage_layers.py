@@ -10,7 +10,7 @@ from ..simulator.lowering import Lowering
 
 
 class StageLayers:
-    """The layers of a stage. program: the recorded stage. lowering: runs the program."""
+    """The layers of a pipeline stage, of which a measurement can run fewer repeats."""
 
     def __init__(self, program: Flow, lowering: Lowering) -> None:
         self._program: Flow = program

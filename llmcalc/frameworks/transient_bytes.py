@@ -48,7 +48,7 @@ class StageParameterCounts(NamedTuple):
 
 
 class TransientBytes(NamedTuple):
-    """A rank's temporary bytes at each point of a training step, 0 by default.
+    """A rank's temporary bytes by the moment of a training step at which they are allocated; 0 by default.
 
     Bytes of a moment inside of the passes are added to `during_passes`: they are negative where less exists then.
 
@@ -93,9 +93,9 @@ TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameterCount
 
 
 def no_transient_bytes(
-    layout: Layout, stage_parameters: Sequence[StageParameterCounts], micro_batches: int
+    layout: Layout, stage_parameters: Sequence[StageParameterCounts], micro_batch_count: int
 ) -> TransientBytes:
-    """Returns zero temporary bytes, for frameworks that allocate no temporary tensors."""
+    """Returns temporary bytes of 0, for frameworks without temporary tensors."""
     return TransientBytes()
 
 
@@ -172,8 +172,8 @@ def measure_optimizer_step(training_config: TrainingConfig, has_flat_parameters:
             gradient_element_bytes=gradient_element_bytes,
         )
     peak_of_1_matrix, peak_of_2_matrices, peak_of_3_matrices = (
-        _optimizer_step_peak(training_config, gradient_type, has_gradient_copies, count) / matrix_elements
-        for count in (1, 2, 3)
+        _optimizer_step_peak(training_config, gradient_type, has_gradient_copies, matrix_count) / matrix_elements
+        for matrix_count in (1, 2, 3)
     )
     bytes_per_parameter = max(0.0, peak_of_3_matrices - peak_of_2_matrices)
     largest_matrix_bytes = max(0.0, peak_of_1_matrix - bytes_per_parameter)

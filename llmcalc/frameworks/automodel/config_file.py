@@ -179,7 +179,7 @@ def is_automodel(config: Table) -> bool:
 
 
 def with_launcher(command_line: CommandLine) -> CommandLine:
-    """Returns an `automodel` command as a torchrun command, without the arguments that only its launcher reads."""
+    """Returns the torchrun command that starts the same training as an `automodel` command."""
     words = list(command_line.words)
     while words and not words[0].startswith("-") and not words[0].endswith((".yaml", ".yml")):
         words.pop(0)  # `automodel finetune llm -c FILE`, as until 2025
@@ -211,11 +211,11 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
         step_scheduler = reader.table(config, "step_scheduler")
         local_batch = reader.integer(step_scheduler, "local_batch_size", 1)
         global_batch = reader.integer(step_scheduler, "global_batch_size", local_batch * layout.dp)
-        layout, batch = _layout_with_pipeline_chunks(reader, distributed_table, layout, local_batch)
+        layout, micro_batch_size = _layout_with_pipeline_chunks(reader, distributed_table, layout, local_batch)
         settings: dict[str, Any] = {
             "phase": "training",
-            "batch": batch,
-            "num_microbatches": max(1, global_batch // (batch * layout.dp)),
+            "batch": micro_batch_size,
+            "num_microbatches": max(1, global_batch // (micro_batch_size * layout.dp)),
             **_sequence_length_settings(reader, config),
             **_weight_format_settings(reader, model_table, layout),
             **_kernel_settings(reader, model_table),
@@ -233,8 +233,8 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
             settings |= _adapter_settings(reader, config)
         else:
             refusal_reasons = {
-                key: f"weights in {bits} bits without a table peft are not modelled"
-                for key, bits in BITS_BY_QUANTIZATION_KEY.items()
+                config_key: f"weights in {bit_count} bits without a table peft are not modelled"
+                for config_key, bit_count in BITS_BY_QUANTIZATION_KEY.items()
             }
             reader.refuse_if_set(reader.table(config, "quantization"), refusal_reasons, "quantization.")
         is_sharded = layout.zero == 3
@@ -254,7 +254,7 @@ def read_automodel(config: Table, source_file: LaunchSource) -> Launch:
 
 
 def _recipe_class_name(config: Table) -> str:
-    """Returns the class name of a recipe without its module; `None` as text if the file names no class."""
+    """Returns the name of the recipe's class without its module; the text `None` if the file names no class."""
     recipe = config.get("recipe")
     return str(recipe.get(TARGET_KEY) if isinstance(recipe, Mapping) else recipe).rpartition(".")[2][:80]
 
@@ -300,8 +300,8 @@ def _hub_model_name(reader: LaunchReader, model_table: Table) -> str:
     hub_config = model_table.get("config")
     config_table: Table = hub_config if isinstance(hub_config, Mapping) else {}
     record_unknown_keys(reader, config_table, CONFIG_KEYS, "model.config", "the model of the hub is counted without it")
-    for table, table_path in ((model_table, "model"), (config_table, "model.config")):
-        if table.get("num_nextn_predict_layers") not in (None, 0):
+    for changed_table, table_path in ((model_table, "model"), (config_table, "model.config")):
+        if changed_table.get("num_nextn_predict_layers") not in (None, 0):
             reader.refuse(f"{table_path}.num_nextn_predict_layers", "multi-token prediction is not modelled")
     model_names = (
         model_table.get("pretrained_model_name_or_path"),
@@ -311,30 +311,33 @@ def _hub_model_name(reader: LaunchReader, model_table: Table) -> str:
     return next((candidate_name[:200] for candidate_name in model_names if isinstance(candidate_name, str)), "")
 
 
-def _parallel_group_size(reader: LaunchReader, distributed_table: Table, key: str) -> int:
+def _parallel_group_size(reader: LaunchReader, distributed_table: Table, size_key: str) -> int:
     """Returns the number of ranks in a parallel group: 1 if the key is absent or `none`."""
-    group_size = distributed_table.get(key)
-    return 1 if str(group_size).lower() == "none" else read_integer(reader, f"distributed.{key}", group_size)
+    group_size = distributed_table.get(size_key)
+    return 1 if str(group_size).lower() == "none" else read_integer(reader, f"distributed.{size_key}", group_size)
 
 
 def _parallel_layout(reader: LaunchReader, config: Table, distributed_table: Table) -> Layout:
     """Returns the parallel layout; with expert parallelism, FSDP2 keeps layers gathered by default."""
-    reader.ignored_arguments += [f"distributed.{key}" for key in distributed_table if key in DISTRIBUTED_IGNORED]
+    reader.ignored_arguments += [
+        f"distributed.{ignored_key}" for ignored_key in distributed_table if ignored_key in DISTRIBUTED_IGNORED
+    ]
     record_unknown_keys(reader, distributed_table, DISTRIBUTED_READ | DISTRIBUTED_IGNORED, "distributed")
     strategy = str(distributed_table.get("strategy", "fsdp2")).lower()
     if strategy not in ("fsdp2", "ddp"):
         reader.refuse("distributed.strategy", f"{short_repr(strategy)} is not modelled; fsdp2 and ddp are")
     tp, cp, pp, ep = (
-        _parallel_group_size(reader, distributed_table, f"{name}_size") for name in ("tp", "cp", "pp", "ep")
+        _parallel_group_size(reader, distributed_table, f"{size_name}_size") for size_name in ("tp", "cp", "pp", "ep")
     )
     replica_count = _parallel_group_size(reader, distributed_table, "dp_replicate_size")
     fewest_devices = tp * cp * pp * max(_parallel_group_size(reader, distributed_table, "dp_size"), replica_count)
     world_size = _device_count(reader, config, max(fewest_devices, ep * pp))
-    divisor = tp * cp * pp * replica_count
-    if world_size % divisor:
+    fewest_ranks = tp * cp * pp * replica_count
+    if world_size % fewest_ranks:
         raise reader.argument_error(
             "distributed",
-            f"{world_size} devices; expected a multiple of tp_size · cp_size · pp_size · dp_replicate_size = {divisor}",
+            f"{world_size} devices; expected a multiple of "
+            f"tp_size · cp_size · pp_size · dp_replicate_size = {fewest_ranks}",
         )
     if ep > 1 and (tp > 1 or world_size // pp % ep):
         raise reader.argument_error(
@@ -374,7 +377,7 @@ PIPELINE_KEYS = field_names("""
 def _layout_with_pipeline_chunks(
     reader: LaunchReader, distributed_table: Table, layout: Layout, local_batch: int
 ) -> tuple[Layout, int]:
-    """Returns the layout including pipeline chunks per rank, and the number of sequences per micro-batch.
+    """Returns the layout with pipeline chunks per rank, and the number of sequences per micro-batch.
 
     Source: components/distributed/pipelining/{config,functional}.py (`calculate_virtual_stages`), where a step of
     `local_batch_size` sequences is one run of the schedule, and ranks have two stages if no layers are stated.
@@ -390,11 +393,11 @@ def _layout_with_pipeline_chunks(
             f"{short_repr(schedule_name)} is not modelled; 1f1b and interleaved1f1b are",
         )
     reader.layers_per_stage = reader.optional_integer(pipeline_table, "layers_per_stage")
-    rounding = pipeline_table.get("round_virtual_stages_to_pp_multiple")
-    if rounding not in (None, "up", "down"):
+    rounding_mode = pipeline_table.get("round_virtual_stages_to_pp_multiple")
+    if rounding_mode not in (None, "up", "down"):
         rounding_name = "distributed.pipeline.round_virtual_stages_to_pp_multiple"
-        raise reader.value_error(rounding_name, rounding, "up or down")
-    reader.rounds_stages_up = None if rounding is None else rounding == "up"
+        raise reader.value_error(rounding_name, rounding_mode, "up or down")
+    reader.rounds_stages_up = None if rounding_mode is None else rounding_mode == "up"
     if schedule_name != "1f1b":
         layout = replace(layout, vpp=2, schedule="interleaved")
     micro_batch = reader.integer(pipeline_table, "pp_microbatch_size", 1)
@@ -473,16 +476,16 @@ def _sharding_settings(
 
 
 def _sequence_length_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
-    """Returns the tokens per sequence: the length of packed sequences, or the data set's length limit."""
+    """Returns the setting of tokens per sequence: the length of packed sequences or the data set's limit."""
     packed_sequence = reader.table(config, "packed_sequence")
-    for key in ("packed_sequence_size", "pack_size"):
-        if packed_sequence.get(key) not in (None, 0):
-            return {"seq": read_integer(reader, f"packed_sequence.{key}", packed_sequence[key])}
+    for length_key in ("packed_sequence_size", "pack_size"):
+        if packed_sequence.get(length_key) not in (None, 0):
+            return {"seq": read_integer(reader, f"packed_sequence.{length_key}", packed_sequence[length_key])}
     dataset = reader.table(config, "dataset")
-    for key in LENGTH_KEYS:
-        if dataset.get(key) is not None:
-            reader.counts_longest_samples = key != "seq_len"
-            return {"seq": read_integer(reader, f"dataset.{key}", dataset[key])}
+    for length_key in LENGTH_KEYS:
+        if dataset.get(length_key) is not None:
+            reader.counts_longest_samples = length_key != "seq_len"
+            return {"seq": read_integer(reader, f"dataset.{length_key}", dataset[length_key])}
     reader.notes.append("dataset: samples have any length; --seq says the longest (2,048 here)")
     return {}
 
@@ -511,12 +514,12 @@ def _kernel_settings(reader: LaunchReader, model_table: Table) -> dict[str, Any]
     if backend.get("te_fp8") is not None:
         reader.refuse("model.backend.te_fp8", "products in 8 bits are not modelled")
     settings: dict[str, Any] = {} if model_table.get("use_liger_kernel") is False and not backend else {"norm": "fused"}
-    attention_name, key = model_table.get("attn_implementation"), "model.attn_implementation"
+    attention_name, argument_path = model_table.get("attn_implementation"), "model.attn_implementation"
     if attention_name is None and backend.get("attn") == "eager":
-        attention_name, key = "eager", "model.backend.attn"
+        attention_name, argument_path = "eager", "model.backend.attn"
     if attention_name is None or attention_name in OTHER_FUSED_ATTENTION:
         return {**settings, "attn_implementation": "flash"}
-    return settings | attention_settings(reader, key, attention_name)
+    return settings | attention_settings(reader, argument_path, attention_name)
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -545,7 +548,9 @@ def _fused_adam_settings(reader: LaunchReader, optimizer: Table) -> dict[str, An
     Its states are in fp32 by default. Of weights in bf16 it keeps fp32 copies (`master_weights`), or the 16 bits by
     which these are longer (`store_param_remainders`).
     """
-    state_formats = {_dtype_name(optimizer.get(key) or "float32") for key in ("exp_avg_dtype", "exp_avg_sq_dtype")}
+    state_formats = {
+        _dtype_name(optimizer.get(state_key) or "float32") for state_key in ("exp_avg_dtype", "exp_avg_sq_dtype")
+    }
     if len(state_formats) > 1 or not state_formats <= {*STATE_FORMATS}:
         reader.refuse("optimizer.exp_avg_dtype", "both states in float32, or both in bfloat16, are modelled")
     if _dtype_name(optimizer.get("master_weight_dtype") or "float32") != "float32":
@@ -609,8 +614,8 @@ def _adapter_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
     quantization_table = reader.table(config, "quantization")
     weight_dtype_key = "quantization.bnb_4bit_compute_dtype" if quantization_table else "model.torch_dtype"
     dtype_key = "peft.lora_dtype" if peft_table.get("lora_dtype") else weight_dtype_key
-    table_name, _, key = dtype_key.partition(".")
-    adapter_format = _dtype_name(reader.table(config, table_name).get(key) or "bfloat16")
+    table_name, _, nested_key = dtype_key.partition(".")
+    adapter_format = _dtype_name(reader.table(config, table_name).get(nested_key) or "bfloat16")
     if adapter_format not in ADAPTER_FORMATS:
         reader.refuse(dtype_key, f"{short_repr(adapter_format)}; bfloat16, float16 and float32 are modelled")
     settings["lora_dtype"] = ADAPTER_FORMATS.get(adapter_format, "bf16")

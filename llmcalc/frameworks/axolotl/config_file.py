@@ -212,24 +212,25 @@ ATTENTION_KERNELS = ("lora_qkv_kernel", "lora_o_kernel")
 
 
 def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
-    """Whether axolotl's fused LoRA kernels run the MLP adapters, by the config or by axolotl's default.
+    """Whether axolotl runs the LoRA adapters of the MLP by its fused kernels, as stated or by its default.
 
     Source: axolotl, utils/schemas/validation.py, `check_auto_enable_lora_kernels`.
     """
     if config.get("adapter") not in ("lora", "qlora"):
         return False
     if any(config.get(kernel) is not None for kernel in ADAPTER_KERNELS):
-        kernels_on = [kernel for kernel in ADAPTER_KERNELS if reader.flag(config, kernel)]
-        if ADAPTER_KERNELS[0] not in kernels_on:
-            if kernels_on:
+        enabled_kernels = [kernel for kernel in ADAPTER_KERNELS if reader.flag(config, kernel)]
+        if ADAPTER_KERNELS[0] not in enabled_kernels:
+            if enabled_kernels:
                 reader.notes.append(
-                    f"{', '.join(kernels_on)} without lora_mlp_kernel: counted and timed as PEFT's, an upper bound"
+                    f"{', '.join(enabled_kernels)} without lora_mlp_kernel: counted and timed as PEFT's, an upper bound"
                 )
             return False
-        kernels_off = [kernel for kernel in ATTENTION_KERNELS if kernel not in kernels_on]
-        if kernels_off:
+        disabled_kernels = [kernel for kernel in ATTENTION_KERNELS if kernel not in enabled_kernels]
+        if disabled_kernels:
             reader.notes.append(
-                f"lora_mlp_kernel without {' and '.join(kernels_off)}: attention is counted as with both, a lower bound"
+                f"lora_mlp_kernel without {' and '.join(disabled_kernels)}: "
+                "attention is counted as with both, a lower bound"
             )
         return True
     is_eight_bit_lora = config["adapter"] == "lora" and config.get("load_in_8bit")
@@ -242,7 +243,7 @@ def _fuses_adapters(reader: LaunchReader, config: Table) -> bool:
 
 
 def _with_fused_adapters(launched_run: Launch, config: Table) -> Launch:
-    """Returns a run whose adapters axolotl's fused kernels run, or PEFT's layers where these kernels are not modelled.
+    """Returns the run with adapters in axolotl's fused kernels, or in PEFT's layers if those are not modelled.
 
     Before commit b3289fd190 of 2026-03-22 (0.16) axolotl turned them on by itself with `lora_dropout: 0` alone.
     """
@@ -301,7 +302,7 @@ def _device_count_and_group_sizes(reader: LaunchReader, config: Table) -> tuple[
 
 
 def _refuse_published_quantization(reader: LaunchReader, config: Table) -> None:
-    """Reports a model whose weights stay in 8 or 4 bits as published as an unknown argument (loaders/model.py)."""
+    """Reports a model that is published in 4 or 8 bits as not modelled (loaders/model.py)."""
     if config.get("model_quantization_config") and not reader.table(config, "model_quantization_config_kwargs").get(
         "dequantize"
     ):
@@ -313,13 +314,15 @@ def _refuse_published_quantization(reader: LaunchReader, config: Table) -> None:
 
 
 def _refuse_trained_parameter_patterns(reader: LaunchReader, config: Table) -> None:
-    """Reports patterns that select the trained parameters as unknown arguments (utils/freeze.py)."""
+    """Reports patterns that select which parameters are trained as not modelled (utils/freeze.py)."""
     module_patterns = config.get("unfrozen_parameters") or []
     if not isinstance(module_patterns, list):
         raise reader.value_error("unfrozen_parameters", module_patterns, "a list of patterns")
     if not module_patterns:
         return
-    trained_modules = {re.sub(r"[\^$*\\]|\.$", "", str(pattern)).strip(".") for pattern in module_patterns}
+    trained_modules = {
+        re.sub(r"[\^$*\\]|\.$", "", str(module_pattern)).strip(".") for module_pattern in module_patterns
+    }
     if (
         "model.language_model" not in trained_modules
         or not trained_modules <= LANGUAGE_MODEL_MODULES
@@ -352,12 +355,13 @@ def _sixteen_bit_format(reader: LaunchReader, config: Table) -> str | None:
             reader.assumed_defaults["bf16"] = True
             return "bf16"
         bf16_value = False
-    flags = {
-        name: reader.flag({**config, "bf16": bf16_value}, name) for name in ("bf16", "bfloat16", "fp16", "float16")
+    format_flags = {
+        format_name: reader.flag({**config, "bf16": bf16_value}, format_name)
+        for format_name in ("bf16", "bfloat16", "fp16", "float16")
     }
-    if flags["bf16"] or flags["bfloat16"]:
+    if format_flags["bf16"] or format_flags["bfloat16"]:
         return "bf16"
-    return "fp16" if flags["fp16"] or flags["float16"] else None
+    return "fp16" if format_flags["fp16"] or format_flags["float16"] else None
 
 
 def _kernel_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -500,7 +504,7 @@ OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling",
 
 
 def _refuse_config_overrides(reader: LaunchReader, config: Table) -> None:
-    """Reports overrides of the model's config that llmcalc does not model as unknown arguments."""
+    """Reports overrides of the model's config that llmcalc does not model."""
     for table_key in ("model_config", "overrides_of_model_config"):
         override_table = config.get(table_key) or {}
         if not isinstance(override_table, Mapping):
@@ -531,11 +535,15 @@ def _preference_settings(reader: LaunchReader, config: Table, run_settings: Mapp
 
 
 def _trainer_arguments(config: Table, sixteen_bit_dtype: str | None) -> dict[str, Any]:
-    """Returns Trainer arguments that determine the framework, such as DeepSpeed or FSDP.
+    """Returns the Trainer's arguments that select the framework, DeepSpeed or FSDP.
 
     Version 2 of FSDP keeps shards in the format of the weights (monkeypatch/accelerate/fsdp2.py).
     """
-    arguments = {name: config[name] for name in ("deepspeed", "fsdp", "fsdp_config") if config.get(name)}
+    arguments = {
+        framework_argument: config[framework_argument]
+        for framework_argument in ("deepspeed", "fsdp", "fsdp_config")
+        if config.get(framework_argument)
+    }
     fsdp_version = config.get("fsdp_version")
     if isinstance(arguments.get("fsdp_config"), Mapping) and fsdp_version is not None:
         arguments["fsdp_config"] = {**arguments["fsdp_config"], "version": fsdp_version}

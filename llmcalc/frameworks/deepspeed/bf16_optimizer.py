@@ -54,7 +54,7 @@ class Bf16OptimizerRun(ReplicatedRun):
             del buffer
 
     def update(self) -> None:
-        """Replays the optimizer's step on the rank's partition with its gradient sums (`step`)."""
+        """Replays the optimizer's step on this rank's fp32 partition (`step`)."""
         self.meter.place = AllocationPlace("step")
         assert self.flat_gradient_sums is not None
         self.updated_parameters[0].gradient = Tensor((self.partition_elements,), FLOAT32, self.flat_gradient_sums)

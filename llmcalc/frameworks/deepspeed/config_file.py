@@ -70,7 +70,13 @@ KEY_SHARED_WITH_TRAINER = "gradient_accumulation_steps"
 
 def is_deepspeed(config: Table) -> bool:
     """Whether a parsed file is a DeepSpeed config."""
-    if is_trainer({key: value for key, value in config.items() if key != KEY_SHARED_WITH_TRAINER}):
+    if is_trainer(
+        {
+            config_key: config_value
+            for config_key, config_value in config.items()
+            if config_key != KEY_SHARED_WITH_TRAINER
+        }
+    ):
         return False
     zero_table = config.get("zero_optimization")
     return isinstance(zero_table, Mapping) or "train_micro_batch_size_per_gpu" in config or "train_batch_size" in config
@@ -123,7 +129,7 @@ def read_deepspeed_section(
 def settings_of_generated_config(
     reader: LaunchReader, config: Table, world_size: int | None, settings: Mapping[str, Any]
 ) -> LaunchSettings:
-    """Returns the settings of a program that builds its DeepSpeed config in code.
+    """Returns the settings of a training program whose code creates the DeepSpeed config.
 
     settings: the settings outside of the config.
     """
@@ -132,12 +138,14 @@ def settings_of_generated_config(
 
 
 def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
-    """Returns ZeRO's settings that affect memory; those not in the config have DeepSpeed's defaults."""
+    """Returns ZeRO's settings that affect memory; DeepSpeed's defaults stand for keys that the config lacks."""
     field_types = get_type_hints(DeepSpeedSettings)
     field_values = {"stage": 0} | _zero_values(reader, reader.table(config, "zero_optimization"), field_types)
     if field_values["stage"] != 3:  # the Trainer computes these for stage 3 alone; the other stages do not read them
         field_values = {
-            name: value for name, value in field_values.items() if not (name.startswith("stage3_") and value == AUTO)
+            zero_name: setting_value
+            for zero_name, setting_value in field_values.items()
+            if not (zero_name.startswith("stage3_") and setting_value == AUTO)
         }
     inner_tables = {
         "grad_accum_dtype": ("data_types", "grad_accum_dtype"),
@@ -175,28 +183,32 @@ def _zero_settings(reader: LaunchReader, config: Table) -> DeepSpeedSettings:
 
 def _zero_values(reader: LaunchReader, zero_table: Table, field_types: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of the table `zero_optimization`. field_types: the type of each setting by name."""
-    values: dict[str, Any] = {}
-    for key, value in zero_table.items():
-        name, dotted_key = KEY_BY_OTHER_NAME.get(key, key), f"zero_optimization.{key}"[:80]
-        if name in ("offload_optimizer", "offload_param"):
-            device = value.get("device", "cpu") if isinstance(value, Mapping) else value
+    field_values: dict[str, Any] = {}
+    for zero_key, key_value in zero_table.items():
+        field_name, dotted_key = KEY_BY_OTHER_NAME.get(zero_key, zero_key), f"zero_optimization.{zero_key}"[:80]
+        if field_name in ("offload_optimizer", "offload_param"):
+            device = key_value.get("device", "cpu") if isinstance(key_value, Mapping) else key_value
             is_on_device = device in (None, False)
-            values[name] = "none" if is_on_device else _convert_value(reader, dotted_key, field_types[name], device)
-            values[f"{name}_pin_memory"] = isinstance(value, Mapping) and value.get("pin_memory") is True
-        elif name in field_types:
-            if value is not None and not (value == AUTO and AUTO_TEXT not in str(field_types[name])):
-                values[name] = _convert_value(reader, dotted_key, field_types[name], value)
-        elif name in ZERO_KEYS_IGNORED:
+            field_values[field_name] = (
+                "none" if is_on_device else _convert_value(reader, dotted_key, field_types[field_name], device)
+            )
+            field_values[f"{field_name}_pin_memory"] = (
+                isinstance(key_value, Mapping) and key_value.get("pin_memory") is True
+            )
+        elif field_name in field_types:
+            if key_value is not None and not (key_value == AUTO and AUTO_TEXT not in str(field_types[field_name])):
+                field_values[field_name] = _convert_value(reader, dotted_key, field_types[field_name], key_value)
+        elif field_name in ZERO_KEYS_IGNORED:
             reader.ignored_arguments.append(dotted_key)
-        elif name not in MODELLED_ZERO_VALUES:
+        elif field_name not in MODELLED_ZERO_VALUES:
             reader.refuse(dotted_key, "no key that is known")
-        elif value not in MODELLED_ZERO_VALUES[name]:
-            reader.refuse(dotted_key, f"{short_repr(value)} is not modelled")
-    return values
+        elif key_value not in MODELLED_ZERO_VALUES[field_name]:
+            reader.refuse(dotted_key, f"{short_repr(key_value)} is not modelled")
+    return field_values
 
 
 def _refuse_partial_offload(reader: LaunchReader, zero_table: Table, zero_stage: int | None) -> None:
-    """Reports a partly offloaded optimizer as an unknown argument (runtime/zero/offload_config.py)."""
+    """Reports the offloading of only a part of the optimizer as not modelled (zero/offload_config.py)."""
     offload_table = zero_table.get("offload_optimizer")
     if not isinstance(offload_table, Mapping):
         return
@@ -214,7 +226,7 @@ AUTO_TEXT = "'auto'"
 
 
 def _convert_value(reader: LaunchReader, dotted_key: str, field_type: Any, config_value: Any) -> Any:
-    """Converts a value to its field's type. Raises `InputError` with the key's name."""
+    """Converts a value of the config to the type of its setting. Raises `InputError` with the key's name."""
     type_arguments = (
         [field_type]
         if get_origin(field_type) is Literal
@@ -306,8 +318,12 @@ def _number_formats(reader: LaunchReader, config: Table, trainer_arguments: Tabl
     format_settings = {}
     if not trainer_arguments and any(reader.table(config, dtype).get("enabled") == AUTO for dtype in ("bf16", "fp16")):
         reader.assumed_defaults["bf16"] = False
-        batch = reader.assumed_defaults.get("per_device_train_batch_size")
-        batch_text, batch_option = ("", "") if batch is None else (f"batches of {batch} a device and ", "--batch and ")
+        stated_micro_batch = reader.assumed_defaults.get("per_device_train_batch_size")
+        batch_text, batch_option = (
+            ("", "")
+            if stated_micro_batch is None
+            else (f"batches of {stated_micro_batch} a device and ", "--batch and ")
+        )
         reader.notes.append(
             f'"auto" is assumed to be the default of the Trainer: {batch_text}fp32; '
             f"{batch_option}--precision replace it here"
@@ -349,7 +365,9 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
         return {}
     if str(optimizer_type).lower() in STAGE_0_OPTIMIZERS:
         zero_stage = reader.table(config, "zero_optimization").get("stage", 0)
-        is_half_precision = any(reader.table(config, name).get("enabled") for name in ("fp16", "bf16", "bfloat16"))
+        is_half_precision = any(
+            reader.table(config, table_name).get("enabled") for table_name in ("fp16", "bf16", "bfloat16")
+        )
         if zero_stage or not is_half_precision:
             reader.refuse(
                 "optimizer.type", f"{short_repr(optimizer_type)} is modelled in stage 0 with 16-bit weights alone"

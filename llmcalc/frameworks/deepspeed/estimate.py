@@ -37,7 +37,7 @@ def transient_bytes(
     element_bytes: int,
     layout: Layout,
     stage_parameters: Sequence[StageParameterCounts],
-    micro_batches: int,
+    micro_batch_count: int,
 ) -> TransientBytes:
     """Returns a rank's temporary bytes at the peak. element_bytes: bytes per element of weights and gradients.
 
@@ -51,8 +51,8 @@ def transient_bytes(
     step_bytes = optimizer_step.rank_bytes(layout, stage_parameters, is_sharded=layout.zero >= 1)
     parameter_count = sum(stage.total for stage in stage_parameters)
     if layout.zero == 0:
-        copied_bytes = element_bytes * min(BUCKET_ELEMENTS, parameter_count)
-        return TransientBytes(gradient_reduction=copied_bytes, optimizer_step=step_bytes)
+        flat_copy_bytes = element_bytes * min(BUCKET_ELEMENTS, parameter_count)
+        return TransientBytes(gradient_reduction=flat_copy_bytes, optimizer_step=step_bytes)
     bucket_elements, shard_size = settings.size_in_elements("reduce_bucket_size"), parameter_count // layout.shard_count
     buffer_bytes = element_bytes * bucket_elements
     if layout.zero == 3:

@@ -28,9 +28,9 @@ class LambRun(ReplicatedRun):
                 if weight.grad is None:
                     weight.grad = empty(self.meter, weight.shape, self.dtype)
             flat_gradient = Storage(self.meter, element_count * self.dtype.bytes)
-            norm_buffer = Storage(self.meter, element_count * self.dtype.bytes)
+            norm_storage = Storage(self.meter, element_count * self.dtype.bytes)
             float32_gradient = Storage(self.meter, element_count * FLOAT32.bytes)
-        del flat_gradient, norm_buffer, float32_gradient
+        del flat_gradient, norm_storage, float32_gradient
         for weight in self.parameters:
             weight.grad = None
 

@@ -82,11 +82,11 @@ class GatheringProfile(EagerKernels):
         return self.gather_for_use(super()._shared_weight(weight, parameter_name, shape))
 
     def gather_for_use(self, weight: Tensor) -> Tensor:
-        """Returns a parameter; gathers its module from all ranks first if it is partitioned."""
+        """Returns a parameter; if ranks store shards of it, first gathers all parameters of its module."""
         if self.coordinator is not None and not self.only_finds_parameters:
             parameter = self.coordinator.parameter_by_tensor_id.get(id(weight))
             if parameter is not None and not any(
-                parameter.module in modules for modules in (self.gathered_modules, *self.modules_by_frame)
+                parameter.module in module_set for module_set in (self.gathered_modules, *self.modules_by_frame)
             ):
                 self.gathered_modules.append(parameter.module)
                 self.coordinator.fetch_module(parameter.module)
@@ -129,8 +129,8 @@ class GatheringProfile(EagerKernels):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Computes the loss; releases the output head's parameters if the loss multiplies by them."""
         loss = super().loss(logits, labels)
-        modules, self.loss_modules = getattr(self, "loss_modules", []), []
-        for module in modules:
+        loss_modules, self.loss_modules = getattr(self, "loss_modules", []), []
+        for module in loss_modules:
             assert self.coordinator is not None
             self.coordinator.external_parameter_modules.add(module)
             if loss.node is not None:
@@ -146,7 +146,7 @@ class GatheringProfile(EagerKernels):
             autograd_node.hooks.append(UnpackHook(self.graph.save(x)))
 
     def _run_module_items(self, module_call: ModuleFrame) -> None:
-        """Runs a module: gathers its parameters, runs its operations, and releases its parameters."""
+        """Runs a module's operations, between gathering and releasing the module's parameters."""
         if self.coordinator is None:
             super()._run_module_items(module_call)
             return
@@ -159,7 +159,7 @@ class GatheringProfile(EagerKernels):
             self._add_release_hooks(module, module_call.scope.output)
 
     def _add_release_hooks(self, module_path: ModulePath, module_output: Value | None) -> None:
-        """Releases a module's parameters after its forward pass, and adds the hook of its backward pass."""
+        """Releases a module's parameters after its forward pass, and adds a hook for the backward pass."""
         assert self.coordinator is not None
         bound_tensor = self._value_with_tensor(module_output)
         autograd_node = None if bound_tensor is None else self.tensors_by_value[id(bound_tensor)].node

@@ -38,11 +38,11 @@ class ParameterStorage(Storage):
         self.gathered_storage: Storage | None = None
 
     def __del__(self) -> None:
-        """Overrides the freeing of the base class, since the gathered parameter's storage frees itself."""
+        """Does nothing when the object is deleted, since releasing the parameter has freed the memory."""
 
 
 class AllGatherHandle:
-    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat_buffer: the buffer that they share."""
+    """A started all-gather of several parameters into one flat buffer (`AllGatherCoalescedHandle`)."""
 
     def __init__(self, parameters: Sequence[Parameter], flat_parameters: Storage | None) -> None:
         self.parameters: Sequence[Parameter] = parameters
@@ -51,7 +51,7 @@ class AllGatherHandle:
 
 
 class Parameter:
-    """A parameter of which each rank stores one shard.
+    """A parameter of the model, of which each rank stores one shard.
 
     path: path in the model.
     module: the path of its module.
@@ -171,7 +171,7 @@ class ParameterCoordinator:
         self.step_index = self.gathered_elements = 0
 
     def fetch_module(self, module_path: ModulePath) -> None:
-        """Gathers a module's parameters, and prefetches those of the next modules (`fetch_sub_module`)."""
+        """Gathers a module's parameters, and starts to gather those of the next modules (`fetch_sub_module`)."""
         if self.is_recording:
             self.module_order.append(module_path)
         parameters = self.parameters_by_module[module_path]
@@ -257,7 +257,7 @@ class ParameterCoordinator:
         del copied_shards
 
     def _wait_for_all_gather(self, parameter: Parameter) -> None:
-        """Copies gathered parameters out of the shared buffer, which is freed when no parameter refers to it."""
+        """Copies gathered parameters out of the all-gather's flat buffer."""
         gather_handle = parameter.gather_handle
         assert gather_handle is not None
         parameter.gather_handle = None
@@ -296,10 +296,10 @@ class ParameterCoordinator:
                 if not parameter.is_persistent and parameter.last_fetched_step <= self.step_index
             ]
             reuse_distance = 0
-            for i in range(self.step_index, len(self.module_order)):
+            for step_index in range(self.step_index, len(self.module_order)):
                 if reuse_distance >= self.settings.stage3_max_reuse_distance or not released_parameters:
                     break
-                for parameter in self.parameters_by_module[self.module_order[i]]:
+                for parameter in self.parameters_by_module[self.module_order[step_index]]:
                     if parameter in released_parameters:
                         released_parameters.remove(parameter)
                     reuse_distance += parameter.element_count
@@ -328,7 +328,7 @@ class ParameterCoordinator:
         del shard_copies
 
     def _copy_shards_from_host(self, parameters: Sequence[Parameter]) -> list[Storage]:
-        """Copies the rank's shards from the host to the device; returns their storages, or none without offloading."""
+        """Returns storages of shards copied from the host to the device; none without offloading."""
         if self.settings.offload_param == "none" or self.rank_count == 1:
             return []
         return [

@@ -35,7 +35,7 @@ def weight_element_count(weight: Tensor) -> int:
 
 def round_robin_order(parameters: Sequence[ParameterType], rank_count: int) -> list[ParameterType]:
     """Returns parameters in the order of DeepSpeed's round-robin assignment to ranks (`_round_robin_reorder`)."""
-    return [parameter for rank in range(rank_count) for parameter in parameters[rank::rank_count]]
+    return [parameter for first_index in range(rank_count) for parameter in parameters[first_index::rank_count]]
 
 
 def aligned_offsets(element_counts: Sequence[int], element_bytes: int, is_aligned: bool) -> tuple[list[int], int]:
@@ -60,7 +60,7 @@ def padded_flat_size(element_count: int, rank_count: int) -> int:
 
 
 def partition_pieces(offset: int, element_count: int, partition_elements: int) -> list[PartitionPiece]:
-    """Returns which parts of a parameter are in which ranks' partitions. offset: its offset in the flat tensor."""
+    """Returns the pieces of a parameter in each rank's partition. offset: the parameter's start in the flat tensor."""
     weight_pieces, piece_start = [], offset
     while piece_start < offset + element_count:
         piece_end = min(offset + element_count, (piece_start // partition_elements + 1) * partition_elements)
@@ -77,9 +77,9 @@ def sort_in_module_order(parameter_paths: Sequence[ModulePath]) -> list[ModulePa
     """
     layer_positions: dict[ModulePath, int] = {}
     module_positions: dict[ModulePath, int] = {}
-    for path in parameter_paths:
-        layer_positions.setdefault(_layer_path_of(path), len(layer_positions))
-        module_positions.setdefault(module_path_of(path), len(module_positions))
+    for parameter_path in parameter_paths:
+        layer_positions.setdefault(_layer_path_of(parameter_path), len(layer_positions))
+        module_positions.setdefault(module_path_of(parameter_path), len(module_positions))
 
     def position_in_module(tensor_path: ModulePath) -> tuple[int, bool, int, bool]:
         layer_path, module_path = _layer_path_of(tensor_path), module_path_of(tensor_path)
@@ -102,6 +102,6 @@ def module_path_of(parameter_path: ModulePath) -> ModulePath:
 
 
 def _layer_path_of(parameter_path: ModulePath) -> ModulePath:
-    """Returns the path of the layer that contains a parameter, or of its module if it is outside the layers."""
+    """Returns the path of the layer that contains a parameter; for a parameter outside of layers, of its module."""
     index_positions = [i for i, path_part in enumerate(parameter_path) if type(path_part) is int]
     return parameter_path[: index_positions[0] + 1] if index_positions else module_path_of(parameter_path)

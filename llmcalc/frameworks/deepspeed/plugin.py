@@ -36,36 +36,42 @@ def read_accelerate(
 
 
 def _settings_of_accelerate_config(reader: LaunchReader, accelerate_config: Table, world_size: int) -> LaunchSettings:
-    """Returns the run of an accelerate config, read from the DeepSpeed JSON file that it names or from its own keys."""
+    """Returns the run of an accelerate config, from the DeepSpeed file that the config names or its keys."""
     plugin_table = reader.table(accelerate_config, "deepspeed_config")
     section_name = "deepspeed_config"
-    reader.ignored_arguments += [f"{section_name}.{key}"[:80] for key in plugin_table if key in PLUGIN_KEYS_IGNORED]
+    reader.ignored_arguments += [
+        f"{section_name}.{plugin_key}"[:80] for plugin_key in plugin_table if plugin_key in PLUGIN_KEYS_IGNORED
+    ]
     record_unknown_keys(reader, plugin_table, (*PLUGIN_KEYS, *PLUGIN_KEYS_IGNORED), section_name)
     precision_name = str(accelerate_config.get("mixed_precision") or "no").lower()
-    flags = {"bf16": precision_name == "bf16", "fp16": precision_name == "fp16", "batch": 1}
+    precision_flags = {"bf16": precision_name == "bf16", "fp16": precision_name == "fp16", "batch": 1}
     if plugin_table.get("deepspeed_config_file") is not None:
         config = reader.tables_of_named_file(
             f"{section_name}.deepspeed_config_file", plugin_table["deepspeed_config_file"], FILE_DESCRIPTION
         )
-        return _without_batch_size(read_deepspeed_section(reader, config, world_size, flags), config)
+        return _without_batch_size(read_deepspeed_section(reader, config, world_size, precision_flags), config)
     zero_stage = read_integer(reader, f"{section_name}.zero_stage", plugin_table.get("zero_stage", 2), minimum=0)
     zero_table: dict[str, Any] = {"stage": zero_stage}
     for device_key in ("offload_optimizer_device", "offload_param_device"):
         if plugin_table.get(device_key) not in (None, "none", False):
             zero_table[device_key.removesuffix("_device")] = {"device": plugin_table[device_key]}
     deepspeed_config: dict[str, Any] = {"zero_optimization": zero_table, "train_micro_batch_size_per_gpu": "auto"}
-    deepspeed_config |= {device_key: {"enabled": flags[device_key]} for device_key in ("bf16", "fp16")}
+    deepspeed_config |= {device_key: {"enabled": precision_flags[device_key]} for device_key in ("bf16", "fp16")}
     if plugin_table.get("gradient_accumulation_steps") is not None:
         deepspeed_config["gradient_accumulation_steps"] = plugin_table["gradient_accumulation_steps"]
-    return _without_batch_size(read_deepspeed_section(reader, deepspeed_config, world_size, flags), deepspeed_config)
+    return _without_batch_size(
+        read_deepspeed_section(reader, deepspeed_config, world_size, precision_flags), deepspeed_config
+    )
 
 
 def _without_batch_size(launch_settings: LaunchSettings, config: Table) -> LaunchSettings:
-    """Returns the run without its micro-batch size if the accelerate config has none, since the script sets it."""
+    """Returns the run without a micro-batch size if the accelerate config states none."""
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
         return launch_settings
     return launch_settings._replace(
-        settings={option: value for option, value in launch_settings.settings.items() if option != "batch"}
+        settings={
+            option: option_value for option, option_value in launch_settings.settings.items() if option != "batch"
+        }
     )
 
 
@@ -75,14 +81,16 @@ def read_trainer(
     """Returns the DeepSpeed run that the Trainer's arguments describe."""
     reader.refuse_parallel_groups(config)
     argument = config["deepspeed"]
-    table = (
+    deepspeed_table = (
         argument
         if isinstance(argument, Mapping)
         else reader.tables_of_named_file("deepspeed", argument, FILE_DESCRIPTION)
     )
     format_flags = {format_name: bool(config.get(format_name)) for format_name in ("bf16", "fp16")}
-    launch_settings = read_deepspeed_section(reader, table, world_size, {**command_settings, **format_flags})
+    launch_settings = read_deepspeed_section(reader, deepspeed_table, world_size, {**command_settings, **format_flags})
     settings = {
-        name: value for name, value in command_settings.items() if name not in ("precision", "dtype", "optimizer_impl")
+        setting_name: setting_value
+        for setting_name, setting_value in command_settings.items()
+        if setting_name not in ("precision", "dtype", "optimizer_impl")
     }
     return launch_settings._replace(settings={**settings, **launch_settings.settings})

@@ -81,13 +81,13 @@ def runs_bf16_optimizer(training_config: TrainingConfig, settings: DeepSpeedSett
 
 
 def updates_flat_weight_copy(training_config: TrainingConfig, settings: DeepSpeedSettings) -> bool:
-    """Whether DeepSpeed's fused Adam updates one flat copy of the weights: stage 0 with 16-bit weights."""
+    """Whether DeepSpeed's fused Adam updates a flat copy of all weights: in stage 0 with 16-bit weights."""
     uses_deepspeed_adam = settings.optimizer.lower() in FUSED_ADAM_TYPES and not settings.torch_adam
     return settings.stage == 0 and training_config.dtype != "float32" and uses_deepspeed_adam
 
 
 def with_cast_adapters(training_config: TrainingConfig) -> TrainingConfig:
-    """Returns the training settings with adapters in the weights' number format, to which DeepSpeed casts them."""
+    """Returns the training settings with adapters in the number format of the weights, as DeepSpeed casts them."""
     if training_config.adapters is None:
         return training_config
     return replace(training_config, adapters=replace(training_config.adapters, dtype=DTYPES[training_config.dtype]))
@@ -207,7 +207,7 @@ def settings_in_layout(layout: Layout, file_settings: Any, deepspeed_version: st
 
 
 def zero_tensors_term(settings: DeepSpeedSettings, training_config: TrainingConfig) -> MemoryTerm:
-    """Returns the memory term of the run's tensors, with the status of comparisons with real DeepSpeed processes.
+    """Returns the term of the run's tensors, with the verification status from comparisons with real processes.
 
     Not replayed: on a GPU, a tensor that another stream reads is freed after that stream has read it.
     """

@@ -36,7 +36,7 @@ class ReplicatedRun(ZeroRun):
         del gradients
 
     def backward(self, loss: Tensor) -> None:
-        """Replays a backward pass; after the last one of a step, reduces the gradients over ranks."""
+        """Replays a backward pass; the last one of a step also reduces the gradients over ranks."""
         super().backward(loss)
         self.meter.place = AllocationPlace("backward")
         if self.is_last_microbatch:

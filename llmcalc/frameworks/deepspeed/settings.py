@@ -25,7 +25,7 @@ ONE_BIT_ADAM, ZERO_ONE_ADAM, ONE_BIT_LAMB, LAMB = "onebitadam", "zerooneadam", "
 
 @dataclass(frozen=True)
 class DeepSpeedSettings:
-    """DeepSpeed's settings of ZeRO; each field has the name of a key in the JSON config, without its table.
+    """The ZeRO settings of a DeepSpeed config; fields have the names of the config's keys.
 
     stage: of `zero_optimization`, as are all keys up to `memory_efficient_linear`; None for that of the layout.
     contiguous_gradients: whether gradients are copied into the buffer of a bucket as they are produced.
@@ -105,7 +105,11 @@ class DeepSpeedSettings:
         }
         return replace(
             self,
-            **{name: value for name, value in auto_values.items() if getattr(self, name) == "auto"},
+            **{
+                field_name: resolved_value
+                for field_name, resolved_value in auto_values.items()
+                if getattr(self, field_name) == "auto"
+            },
         )
 
     @property

@@ -27,7 +27,7 @@ FLOAT64_BYTES = 8
 
 
 def number_format(deepspeed_name: str | None, default_dtype: Dtype) -> Dtype:
-    """Returns the number format for DeepSpeed's name of it (`DtypeEnum`)."""
+    """Returns the number format that a text such as `bf16` or `fp32` means in DeepSpeed's config (`DtypeEnum`)."""
     format_names = {
         "fp32": "float32",
         "fp16": "float16",
@@ -44,7 +44,7 @@ def number_format(deepspeed_name: str | None, default_dtype: Dtype) -> Dtype:
 
 @frozen
 class ZeroSetup:
-    """What a rank's replay under ZeRO needs: the model, the training configuration and DeepSpeed's settings.
+    """The inputs of a rank's replay under ZeRO: the model, the training configuration and DeepSpeed's settings.
 
     rank_count: number of partitions. rank: index of the rank; 0 by default. workspace_bytes: bytes of products'
         workspace.
@@ -102,7 +102,9 @@ class ZeroRun(TrainingRun):
         parameters_by_path = dict(self.lowering.parameters)
         weights_by_id = {
             id(weight): weight
-            for weight in (parameters_by_path[path] for path in sort_in_module_order(list(parameters_by_path)))
+            for weight in (
+                parameters_by_path[parameter_path] for parameter_path in sort_in_module_order(list(parameters_by_path))
+            )
         }
         return [*weights_by_id.values(), *(weight for weight in self.lowering.unused_modules if weight.is_leaf)]
 
@@ -119,8 +121,10 @@ class ZeroRun(TrainingRun):
     def host_state_bytes(self, element_count: int) -> int:
         """Returns the host bytes of fp32 optimizer states without step counts (`DeepSpeedCPUAdam`)."""
         master_tensor = TrainedTensor(ParamTensor((element_count,), "vector"), "optimizer", 1)
-        record = optimizer(self.training_config.optimizer)
-        optimizer_states = record.state([master_tensor], FLOAT32.name, self.training_config.has_momentum).states
+        optimizer_record = optimizer(self.training_config.optimizer)
+        optimizer_states = optimizer_record.state(
+            [master_tensor], FLOAT32.name, self.training_config.has_momentum
+        ).states
         return sum(int(state_bytes) for state_name, state_bytes in optimizer_states.items() if state_name != "step")
 
     @contextmanager

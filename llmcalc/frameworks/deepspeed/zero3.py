@@ -50,7 +50,9 @@ class Stage3Run(ZeroRun):
         """Allocates the rank's shards, their fp32 copies, gradients, and the buffer of the gradient bucket."""
         coordinator, memory_meter, element_bytes = self.coordinator, self.meter, self.dtype.bytes
         parameters_by_path = {parameter.path: parameter for parameter in coordinator.parameters}
-        coordinator.parameters = [parameters_by_path[path] for path in sort_in_module_order(list(parameters_by_path))]
+        coordinator.parameters = [
+            parameters_by_path[parameter_path] for parameter_path in sort_in_module_order(list(parameters_by_path))
+        ]
         coordinator.mark_persistent()
         trained_parameters = [parameter for parameter in coordinator.parameters if parameter.full_param.is_leaf]
         frozen_parameters = [parameter for parameter in coordinator.parameters if not parameter.full_param.is_leaf]
@@ -87,7 +89,7 @@ class Stage3Run(ZeroRun):
         The buffer of all parts of trained parameters is always pinned (`_create_param_groups_fp16_flat_cpu_memory`).
         """
         settings, memory_terms = self.settings, list[MemoryTerm]()
-        group_sizes = [sum(parameter.shard_elements for parameter in group) for group in self.sub_groups]
+        group_sizes = [sum(parameter.shard_elements for parameter in sub_group) for sub_group in self.sub_groups]
         if self.has_offloaded_states:
             round_host_bytes = pinned_bytes if settings.offload_optimizer_pin_memory else int
             partition_bytes = sum(
@@ -144,7 +146,7 @@ class Stage3Run(ZeroRun):
     # --- passes -----------------------------------------------------------------------------------------------------
 
     def forward(self) -> Tensor:
-        """Replays the forward pass, with the recorded order of modules reset to its start."""
+        """Restarts the recorded order of modules, and replays the forward pass."""
         self.coordinator.reset_step()
         return super().forward()
 
@@ -208,7 +210,7 @@ class Stage3Run(ZeroRun):
         self.bucket, self.bucket_element_count = [], 0
 
     def _copy_to_host(self, parameter: Parameter) -> None:
-        """Adds a gradient shard to the host's; the last micro-batch also computes its fp32 norm (`partition_grads`)."""
+        """Adds a gradient shard to the host's gradients, on the last micro-batch with a norm (`partition_grads`)."""
         grad_buffer = Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
         if not self.is_last_microbatch:
             return

@@ -112,8 +112,8 @@ class PartitionedRun(ZeroRun):
         }
         self.rank_pieces: dict[int, PartitionPiece] = {
             weight_id: piece
-            for weight_id, pieces in self.pieces_by_weight.items()
-            for piece in pieces
+            for weight_id, weight_pieces in self.pieces_by_weight.items()
+            for piece in weight_pieces
             if piece.rank == self.rank
         }
         self.rank_parameters: list[Tensor] = [weight for weight in ordered_parameters if id(weight) in self.rank_pieces]
@@ -178,7 +178,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def has_separate_accumulation(self) -> bool:
-        """Whether every rank accumulates all gradients, in another number format than that of the weights."""
+        """Whether ranks accumulate all gradients in another number format than the weights'."""
         return self.accumulation_dtype is not self.dtype and self.settings.stage == 1
 
     @property
@@ -218,7 +218,7 @@ class PartitionedRun(ZeroRun):
         self.has_buffers = True
 
     def _fill_param_grad_accum_attribute(self, weight: Tensor) -> None:
-        """Adds a gradient to its accumulated gradient, in the format of accumulation."""
+        """Adds a parameter's new gradient to its accumulated gradient."""
         if id(weight) not in self.accumulated_gradients:
             with count_storages_as(self.meter, "gradients"):
                 self.accumulated_gradients[id(weight)] = empty(self.meter, weight.shape, self.accumulation_dtype)
@@ -232,7 +232,7 @@ class PartitionedRun(ZeroRun):
         return self.accumulated_gradients.get(id(weight)) if self.has_separate_accumulation else weight.grad
 
     def _store_gradient(self, weight: Tensor, gradient: Tensor | None) -> None:
-        """Stores a parameter's accumulated gradient, or removes it for None."""
+        """Sets the accumulated gradient of a parameter; None frees the gradient."""
         if not self.has_separate_accumulation:
             weight.grad = gradient
         elif gradient is None:
@@ -295,11 +295,11 @@ class PartitionedRun(ZeroRun):
 
     def average_tensor(self) -> None:
         """Reduces the bucket's buffer, or one oversized gradient, in pieces to the ranks that own them."""
-        settings, rank_number = self.settings, self.rank
+        settings, owner_rank = self.settings, self.rank
         pieces_to_reduce: list[PartitionPiece] = []
         for weight in self.bucket.parameters:
             for weight_piece in self.pieces_by_weight[id(weight)]:
-                is_accumulated = self.has_accumulated_partition and weight_piece.rank == rank_number
+                is_accumulated = self.has_accumulated_partition and weight_piece.rank == owner_rank
                 if is_accumulated and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
                 if (
@@ -315,7 +315,9 @@ class PartitionedRun(ZeroRun):
                     pieces_to_reduce.append(weight_piece)
         if not settings.reduce_scatter:
             whole_bucket = PartitionPiece(-1, self.bucket.element_count)
-            self._allreduce([whole_bucket], [piece for piece in pieces_to_reduce if piece.rank == rank_number])
+            self._allreduce(
+                [whole_bucket], [queued_piece for queued_piece in pieces_to_reduce if queued_piece.rank == owner_rank]
+            )
         elif settings.use_multi_rank_bucket_allreduce:
             self._reduce_in_batches(pieces_to_reduce)
         else:

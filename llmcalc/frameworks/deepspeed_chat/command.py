@@ -84,7 +84,11 @@ def _loss_name(name_in_errors: str, arguments: Mapping[str, Any]) -> str:
         return "reward"
     lowercase_name = name_in_errors.lower()
     return next(
-        (loss_name for pattern, loss_name in LOSS_BY_STEP_PATTERN.items() if re.search(pattern, lowercase_name)),
+        (
+            loss_name
+            for step_pattern, loss_name in LOSS_BY_STEP_PATTERN.items()
+            if re.search(step_pattern, lowercase_name)
+        ),
         "",
     )
 

@@ -47,11 +47,13 @@ REFUSED_ARGUMENTS = {
 
 
 def step1_arguments(reader: LaunchReader, step3_arguments: Table) -> dict[str, Any]:
-    """Translates the actor's arguments of step 3 to the arguments that step 1 has for its model."""
+    """Translates the actor's arguments of step 3 (RLHF) to arguments of step 1 (supervised fine-tuning)."""
     reader.refuse_if_set(step3_arguments, REFUSED_ARGUMENTS, "--")
     accumulation_steps = reader.integer(step3_arguments, "gradient_accumulation_steps", 1)
     step1_table = {
-        name: value for name, value in step3_arguments.items() if name in ("offload", "dtype", "only_optimize_lora")
+        step3_name: step3_value
+        for step3_name, step3_value in step3_arguments.items()
+        if step3_name in ("offload", "dtype", "only_optimize_lora")
     }
     step1_table |= {
         STEP_1_ARGUMENT_BY_ACTOR_ARGUMENT[argument_name]: argument_value
@@ -76,12 +78,12 @@ def loss_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 
 def read_rollout(reader: LaunchReader, arguments: Table, rank_count: int) -> Rollout:
-    """Returns the critic, reference and reward models, which are on the actor's devices. rank_count: the devices."""
+    """Returns the critic, reference and reward models, which run on the actor's devices."""
     reader.notes.append(
         "the critic is counted with its weights, gradients and states, not with its passes; what the hybrid engine "
         "takes to generate answers is not counted"
     )
-    tokens = _sequence_length(reader, arguments)
+    token_count = _sequence_length(reader, arguments)
     actor_stage = read_integer(reader, "--actor_zero_stage", reader.value(arguments, "actor_zero_stage", 0), minimum=0)
     critic_stage = read_integer(
         reader, "--critic_zero_stage", reader.value(arguments, "critic_zero_stage", 0), minimum=0
@@ -101,8 +103,8 @@ def read_rollout(reader: LaunchReader, arguments: Table, rank_count: int) -> Rol
         critic_location="device",
         critic_bytes=_critic_bytes(critic_parameters, critic_stage, rank_count, reader.flag(arguments, "offload")),
         sequence_count=reader.integer(arguments, "per_device_generation_batch_size", 16),
-        tokens_per_sequence=tokens,
-        logit_tokens_per_sequence=tokens,
+        tokens_per_sequence=token_count,
+        logit_tokens_per_sequence=token_count,
         bytes_per_logit=12
         if reader.flag(arguments, "compute_fp32_loss")
         else 6,  # both models' logits, and log-probabilities
@@ -118,7 +120,7 @@ def _model_location(reader: LaunchReader, arguments: Table, flag: str) -> ModelL
 
 
 def _critic_parameter_count(reader: LaunchReader, arguments: Table) -> int:
-    """Returns the critic's number of parameters; 0, with a note, if the critic's name does not state its size."""
+    """Returns the critic's number of parameters from its name; 0, with a note, for a name without a size."""
     critic_name = str(arguments.get("critic_model_name_or_path", ""))[:200]
     try:
         parameter_count: int = params(load(critic_name).model).total

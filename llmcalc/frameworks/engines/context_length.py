@@ -11,13 +11,13 @@ CLASSES_WITH_MODEL_MAX_LENGTH = "Cohere"
 
 
 def stated_context_length(preset: Preset) -> int | None:
-    """Returns the context length in tokens: `model_max_length`, else the number of positions; None without either."""
+    """Returns the model's context length in tokens, from `model_max_length` or its positions; None without."""
     model_max_length = (preset.config or {}).get("model_max_length")
     return model_max_length if isinstance(model_max_length, int) else longest_sequence(preset.model)
 
 
 def has_unknown_context_length(preset: Preset) -> bool:
-    """Whether the context length is unknown, because it is `model_max_length` of a config that is not available."""
+    """Whether the context length is unknown because the model's config is not available."""
     return preset.config is None and any(
         class_name.startswith(CLASSES_WITH_MODEL_MAX_LENGTH) for class_name in architectures(preset)
     )

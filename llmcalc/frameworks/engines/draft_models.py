@@ -23,7 +23,10 @@ def read_draft_model(draft_model: str | Preset, draft_flag: str, expected_draft:
                 f"the draft model, {short_repr(draft_model)}, is not here; by its name it is the preset {preset_name}"
             )
             return preset.model_copy(update={"notes": (*preset.notes, problem_text)})
-        reason, _, _ = str(error).partition(". ")  # without the advice to take a fine-tune's base, which drafts nothing
+        error_text, _, _ = str(error).partition(
+            ". "
+        )  # without the advice to take a fine-tune's base, which drafts nothing
         raise InputError(
-            f"{draft_flag} {short_repr(draft_model)}: cannot be read ({reason}); expected a preset, {expected_draft}"
+            f"{draft_flag} {short_repr(draft_model)}: cannot be read ({error_text}); "
+            f"expected a preset, {expected_draft}"
         ) from None

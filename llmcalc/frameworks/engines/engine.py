@@ -130,9 +130,9 @@ class EngineMemory:
         """Whether the engine starts and its caches have room for all users' requests, divided evenly over ranks."""
         return self.can_start and self.max_concurrency >= -(-user_count // self.data_parallel_ranks)
 
-    def term_bytes(self, term_name: str, device: str | None = None) -> int:
+    def term_bytes(self, term_name: str, device_name: str | None = None) -> int:
         """Returns the bytes of a named term of the memory, on one device or all; 0 if there is no such term."""
-        return sum(term.bytes for term in self.terms if term.name == term_name and device in (None, term.device))
+        return sum(term.bytes for term in self.terms if term.name == term_name and device_name in (None, term.device))
 
 
 class EngineVersion(NamedTuple):
@@ -274,7 +274,7 @@ class Engine:
         return f"a GPU of {' or '.join(self.vendors)}".replace("NVIDIA", f"NVIDIA{least_capability_text}")
 
     def software_stack(self, version_numbers: tuple[int, ...], vendor: str = "") -> str:
-        """Returns the name of the software stack of a version, for its times (`presets/timing/stacks.toml`).
+        """Returns the name of the software stack (`presets/timing/stacks.toml`) by which a version is timed.
 
         vendor: maker of the accelerator, of which a plugin may have a stack of its own; default one without.
         """
@@ -293,7 +293,7 @@ class Engine:
         return flags
 
     def spelling(self, field_name: str, is_shortest: bool = False) -> str:
-        """Returns the spelling of a flag, such as `--max-model-len` for the field name `max_model_len`.
+        """Returns the flag of a field as users type it, such as `--max-model-len` for `max_model_len`.
 
         is_shortest: whether by its shortest spelling, `-tp` of `tensor_parallel_size`; by the usual one by default.
         """
@@ -398,9 +398,9 @@ class Engine:
             tried_flags.append({**flags, **changed_values})
         fewest_devices = min((flag_change.devices for flag_change in flag_changes), default=0)
         if not any(flag_change.can_start and flag_change.devices == fewest_devices for flag_change in flag_changes):
-            for change_number, (flag_change, changed_flags) in enumerate(zip(flag_changes, tried_flags, strict=True)):
+            for change_index, (flag_change, changed_flags) in enumerate(zip(flag_changes, tried_flags, strict=True)):
                 if not flag_change.can_start:
-                    flag_changes[change_number] = self._with_shorter_requests(
+                    flag_changes[change_index] = self._with_shorter_requests(
                         preset, hardware, engine_version, changed_flags, flag_change
                     )
         if not any(flag_change.can_start for flag_change in flag_changes) and not self.shows_alternatives:
@@ -431,7 +431,7 @@ class Engine:
         flags: Mapping[str, Any],
         flag_change: FlagChange,
     ) -> FlagChange:
-        """Adds to a flag change the longest request limit that fits; returns the change as it is if none fits."""
+        """Returns a flag change together with the longest request limit that fits, if any fits."""
         server = self.server(preset, hardware, engine_version, flags)
         if not flag_change.kv_tokens:
             return flag_change

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineUse:
-    """A serving engine that runs a model on one accelerator type: its memory and suggested flag changes.
+    """A model on one type of accelerator in a serving engine, with its memory and suggested flag changes.
 
     preset: the model. engine, version: the engine. hardware: the accelerator. flags: values of the engine's flags.
     memory: its memory. find_flag_changes: finds `flag_changes`, which counts the server again with each.
@@ -41,7 +41,7 @@ class EngineUse:
 
 @dataclass(frozen=True)
 class EngineOption:
-    """A parallel layout of an engine on one accelerator type. flags: its flags. memory: the engine's memory with them.
+    """A parallel layout of an engine on one type of accelerator, with its flags and memory.
 
     serves_all_users: whether it starts and holds all users.
     """

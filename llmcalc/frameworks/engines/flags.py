@@ -106,7 +106,8 @@ class Flag(NamedTuple):
             return _read_amount(flag_name, flag_value, self.value_kind)
         if self.value_kind == "numbers":
             return tuple(
-                self._check_bounds(_read_number(flag_name, item)) for item in _read_list(flag_name, flag_value)
+                self._check_bounds(_read_number(flag_name, list_item))
+                for list_item in _read_list(flag_name, flag_value)
             )
         if self.value_kind == "table":
             return self._read_keys(_read_table(flag_name, flag_value))
@@ -130,13 +131,17 @@ class Flag(NamedTuple):
 
     def _read_keys(self, flag_table: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns a table with parsed values for the keys in `value_kinds`. Raises `InputError` with flag and key."""
-        unset_keys = {key for key, _ in self.value_kinds if flag_table.get(key) is None}
+        unset_keys = {unset_key for unset_key, _ in self.value_kinds if flag_table.get(unset_key) is None}
         read_values = {
-            key: Flag((f"{self.names[0]}: {key}",), value_kind, minimum=0).read_value(flag_table[key])
-            for key, value_kind in self.value_kinds
-            if key not in unset_keys and not (value_kind == "numbers" and flag_table[key] == [])
+            unset_key: Flag((f"{self.names[0]}: {unset_key}",), value_kind, minimum=0).read_value(flag_table[unset_key])
+            for unset_key, value_kind in self.value_kinds
+            if unset_key not in unset_keys and not (value_kind == "numbers" and flag_table[unset_key] == [])
         }
-        return {key: read_values.get(key, key_value) for key, key_value in flag_table.items() if key not in unset_keys}
+        return {
+            unset_key: read_values.get(unset_key, key_value)
+            for unset_key, key_value in flag_table.items()
+            if unset_key not in unset_keys
+        }
 
     def _check_bounds(self, checked_number: int) -> int:
         if not self.minimum <= checked_number <= self.maximum:
@@ -180,14 +185,14 @@ def _read_amount(flag_name: str, flag_value: Any, flag_kind: FlagKind) -> float:
         parsed_number = float(str(flag_value)[:40])
     except ValueError:
         parsed_number = -1.0
-    is_fraction = flag_kind == "share"
-    if not 0 <= parsed_number <= (1 if is_fraction else 10**6) or (is_fraction and parsed_number == 0):
+    is_percentage = flag_kind == "share"
+    if not 0 <= parsed_number <= (1 if is_percentage else 10**6) or (is_percentage and parsed_number == 0):
         raise InputError(f"{flag_name}: {short_repr(flag_value)}; expected {AMOUNT_RANGES[flag_kind]}")
     return parsed_number
 
 
 def refused_flags(feature_name: str, spellings_with_value: str = "", switch_names: str = "") -> list[Flag]:
-    """Returns flags for which llmcalc raises an error, because their effect on memory is not modelled.
+    """Returns definitions of flags that raise an error, because their effect on memory is not modelled.
 
     feature_name: the subject of the error message. spellings_with_value, switch_names: the flags with and without a
         value, with spaces between; spellings of one flag have `|` between them.
@@ -202,14 +207,18 @@ def refused_flags(feature_name: str, spellings_with_value: str = "", switch_name
 
 
 def memory_neutral_flags(flag_names: str, flag_kind: FlagKind = "text") -> list[Flag]:
-    """Returns flags without an effect on device memory. flag_names: as in `refused_flags`. flag_kind: type of value."""
+    """Returns definitions of flags that do not affect device memory. flag_kind: type of the flags' values."""
     return [Flag(tuple(names_text.split("|")), flag_kind, is_memory_neutral=True) for names_text in flag_names.split()]
 
 
 def memory_neutral_flags_of_engine(engine_file: str) -> list[Flag]:
     """Returns the flags in `memory_neutral_flags.toml`, in the same folder as an engine's file, by value type."""
     flags_by_kind = tomllib.loads(Path(engine_file).with_name("memory_neutral_flags.toml").read_text())
-    return [flag for kind, names in flags_by_kind.items() for flag in memory_neutral_flags(names, cast(FlagKind, kind))]
+    return [
+        flag
+        for flag_kind, flag_names in flags_by_kind.items()
+        for flag in memory_neutral_flags(flag_names, cast(FlagKind, flag_kind))
+    ]
 
 
 MAX_ITEMS = 10_000
@@ -260,7 +269,12 @@ def _read_scalar(written_value: Any) -> Any:
 
 def flags_by_spelling(flags: Iterable[Flag]) -> dict[str, Flag]:
     """Returns flags by spelling; a long flag has spellings with hyphens and with underscores."""
-    return {spelling: flag for flag in flags for name in flag.names for spelling in (name, spelling_with_hyphens(name))}
+    return {
+        spelling: flag
+        for flag in flags
+        for flag_name in flag.names
+        for spelling in (flag_name, spelling_with_hyphens(flag_name))
+    }
 
 
 def spelling_with_hyphens(argument: str) -> str:
@@ -326,7 +340,11 @@ def read_flag_values(
         is_turned_off = flag_value is False and not needs_value
         if flag_value is not None:
             field_values[flag.field_name] = False if is_turned_off else flag.read_value(flag_value)
-    return {name: value for name, value in field_values.items() if not _is_memory_neutral_field(flags, name)}
+    return {
+        field_name: field_value
+        for field_name, field_value in field_values.items()
+        if not _is_memory_neutral_field(flags, field_name)
+    }
 
 
 def _suggested_equivalent(flag_name: str, flags_by_name: Mapping[str, Flag]) -> str:
@@ -541,7 +559,7 @@ MAX_DEVICES = 64
 
 
 def _switch_turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], flag_name: str) -> Flag | None:
-    """Returns the switch that a spelling such as `--no-flag` turns off; None if it turns off no switch."""
+    """Returns the switch that a spelling such as `--no-flag` turns off; None for any other spelling."""
     flag = (
         flags_by_name.get("--" + spelling_with_hyphens(flag_name)[5:])
         if spelling_with_hyphens(flag_name).startswith("--no-")

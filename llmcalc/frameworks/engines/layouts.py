@@ -37,13 +37,19 @@ def layouts_with_memory(
     data_parallel_ranks = max(1, server.device_count // (server.tp * server.pp))  # data-parallel ranks
     powers_of_two = [2**i for i in range((device_limit // data_parallel_ranks).bit_length())]
     sizes_by_devices: dict[int, list[tuple[int, int]]] = {}
-    for tp in [tp_size] if tp_size else [degree for degree in powers_of_two[::-1] if degree <= tp_limit]:
+    for tp in (
+        [tp_size] if tp_size else [parallel_size for parallel_size in powers_of_two[::-1] if parallel_size <= tp_limit]
+    ):
         for pp in [typed_stage_count] if typed_stage_count else powers_of_two if allows_stages else [1]:
             if tp * pp * data_parallel_ranks <= device_limit:
                 sizes_by_devices.setdefault(tp * pp, []).append((tp, pp))
     for _, parallel_sizes in sorted(sizes_by_devices.items()):
         for tp, pp in parallel_sizes:
-            flags = {size_field: degree for size_field, degree in ((tp_field, tp), (pp_field, pp)) if degree > 1}
+            flags = {
+                size_field: parallel_size
+                for size_field, parallel_size in ((tp_field, tp), (pp_field, pp))
+                if parallel_size > 1
+            }
             try:
                 try:
                     layout_memory = memory_function(server.with_flags(**flags))

@@ -56,7 +56,7 @@ def scaled_float8_bytes(element_count: int) -> int:
 
 
 class StageWithoutCache(InputError):
-    """The error raised for a pipeline stage in which no layer caches keys and values."""
+    """The error raised for a pipeline stage whose layers cache no keys and values."""
 
 
 class ReserveExceedsMemory(InputError):
@@ -75,7 +75,7 @@ class MissingKernels(InputError):
 
 
 class IndivisibleExperts(ImpossibleLayout):
-    """Raised if tensor parallelism divides experts' weights that their format cannot store in parts."""
+    """The error raised for experts' weights whose number format tensor parallelism cannot divide."""
 
 
 EXPERTS_PATH = ".experts."
@@ -83,7 +83,7 @@ EXPERTS_PATH = ".experts."
 
 
 def _division_error(weight_path: str) -> type[ImpossibleLayout]:
-    """Returns the class of the error for a weight that a layout divides and its format does not."""
+    """Returns the class of the error for a weight whose number format tensor parallelism cannot divide."""
     return IndivisibleExperts if EXPERTS_PATH in weight_path else ImpossibleLayout
 
 
@@ -170,7 +170,7 @@ class EngineRank:
 
     @cached_property
     def converted_dtype(self) -> str | None:
-        """The number format to which an engine converts the weights; None if they stay as published.
+        """The number format to which the engine converts the weights; None if it loads them as published.
 
         A checkpoint's quantized weights stay as they are: `--dtype` is the format of what they are multiplied with
         (vllm/config/model.py, `get_supported_act_dtypes`).
@@ -253,7 +253,7 @@ class EngineRank:
 
     @property
     def _size_remark(self) -> str:
-        """A note for error messages that the preset's sizes may differ from the checkpoint's; empty if they cannot."""
+        """A note for errors that the sizes in the preset may not be the checkpoint's; empty if they must be."""
         if not self.preset.named_checkpoint or self.preset.quantization_config is None:
             return ""
         return self.preset.remark_on_sizes(self.preset.named_checkpoint)
@@ -333,8 +333,8 @@ class EngineRank:
         weight_memory = self.weight_memory
         if weight_memory.quantized_size is not None:
             return {
-                name: int(stored_bytes.total)
-                for name, stored_bytes in weight_memory.quantized_size.by_component.items()
+                module_name: int(stored_bytes.total)
+                for module_name, stored_bytes in weight_memory.quantized_size.by_component.items()
             }
         return {
             component_name: int(packed_bytes(component_bytes, weight_memory.dtype))
@@ -372,28 +372,28 @@ class EngineRank:
 
     @property
     def caches_of_all_layers(self) -> list[TokenCache]:
-        """The rank's KV caches if layers that reuse a lower layer's keys and values had caches of their own.
+        """The rank's KV caches if each layer had a separate one, even layers that reuse keys and values.
 
         SGLang allocates them by the number of layers (model_executor/pool_configurator.py).
         """
         rank_layers, sharing_layers = frozenset(self.model.chunks.layers), Counter[int | None]()
-        for _, layer, _, layer_indices in self.preset.model.main.layer_groups():
-            if getattr(layer.attention, "kv_shared", False):
-                window = getattr(layer.attention, "sliding_window", None)
+        for _, layer_spec, _, layer_indices in self.preset.model.main.layer_groups():
+            if getattr(layer_spec.attention, "kv_shared", False):
+                window = getattr(layer_spec.attention, "sliding_window", None)
                 sharing_layers[window] += len(rank_layers.intersection(layer_indices or ()))
         return [
             cache._replace(layer_count=cache.layer_count + sharing_layers.pop(cache.window, 0))
             for cache in self.token_caches
         ]
 
-    def no_cache_error(self, engine: str) -> InputError:
+    def no_cache_error(self, engine_title: str) -> InputError:
         """Returns the error for a rank whose layers cache no keys and values."""
         if self.layout.pp > 1:
             return StageWithoutCache(
-                f"--engine {engine}: a pipeline stage has no layer with keys and values, which is not modelled; "
+                f"--engine {engine_title}: a pipeline stage has no layer with keys and values, which is not modelled; "
                 "expected fewer stages"
             )
-        return InputError(f"--engine {engine}: the model has no layer with keys and values; it is not modelled")
+        return InputError(f"--engine {engine_title}: the model has no layer with keys and values; it is not modelled")
 
     @property
     def has_latent_selection(self) -> bool:
@@ -446,7 +446,7 @@ class EngineRank:
     def stored_state_caches(
         self, draft_tokens: int = 0, format_ratios: Mapping[str, Fraction] = NO_FORMAT_RATIOS
     ) -> list[StateCache]:
-        """Returns recurrent states as engines store them, where a convolution's state is its last k − 1 inputs.
+        """Returns the recurrent states with the convolution inputs that engines store: the last k − 1.
 
         The classes of transformers keep k.
         draft_tokens: tokens that are drafted for a step, whose inputs a convolution keeps too (vLLM).
@@ -474,7 +474,7 @@ class EngineRank:
 
     @cached_property
     def widest_network_sizes(self) -> tuple[int, bool, RankExperts | None]:
-        """The width of the widest dense feed-forward network, whether it is gated, and the experts on this rank."""
+        """The largest feed-forward width, whether that network is gated, and the experts on this rank."""
         dense_width, is_gated, rank_experts, expert_layer_count = 0, False, None, 0
         for tree_node in self.model.tree().walk():
             node_op = tree_node.node.op
@@ -482,10 +482,10 @@ class EngineRank:
                 continue
             if isinstance(node_op, ExpertLinear):
                 expert_layer_count += int(tree_node.copies) if tree_node.node.name != "gate_proj" else 0
-                top_k, width, expert_count, input_width = (
+                top_k, expert_width, expert_count, input_width = (
                     int(op_size) for op_size in (node_op.top_k, node_op.n_out, node_op.num_experts, node_op.n_in)
                 )
-                rank_experts = RankExperts(top_k, width, expert_count, input_width, expert_layer_count)
+                rank_experts = RankExperts(top_k, expert_width, expert_count, input_width, expert_layer_count)
             elif isinstance(node_op, Linear) and tree_node.kind == "feed_forward":
                 dense_width, is_gated = max(
                     (dense_width, is_gated), (int(node_op.n_out), tree_node.node.name == "gate_proj" or is_gated)
@@ -518,8 +518,8 @@ class EngineRank:
 def compressed_mixers_with_layer_counts(engine_rank: EngineRank) -> list[tuple[CompressedAttention, int]]:
     """Returns each type of compressed attention in the model, with the number of its layers."""
     return [
-        (mixer, count)
-        for mixer, count in mixers_with_layer_counts(engine_rank.preset.model)
+        (mixer, layer_count)
+        for mixer, layer_count in mixers_with_layer_counts(engine_rank.preset.model)
         if isinstance(mixer, CompressedAttention)
     ]
 
@@ -551,7 +551,7 @@ def _convolution_state_tokens(layer_part: Any) -> int:
 
 
 def architectures(preset: Preset) -> tuple[str, ...]:
-    """Returns the model's class names (`architectures`), from its config or else its export; none if unknown."""
+    """Returns the names of the model's classes in a config (`architectures`); none if no config is known."""
     return architectures_of(preset.config, preset.model)
 
 
@@ -565,7 +565,7 @@ def architectures_of(config: Mapping[str, Any] | None, model: ModelSpec) -> tupl
 
 def _class_names_of_equal_model(model: ModelSpec) -> tuple[str, ...]:
     """Returns the class names in the export of a model, from a cache for equal models."""
-    class_names = next((names for known_model, names in _exported_classes if known_model == model), None)
+    class_names = next((known_names for known_model, known_names in _exported_classes if known_model == model), None)
     if class_names is None:
         class_names = _classes_of_export(model)
         _exported_classes.append((model, class_names))
@@ -573,7 +573,7 @@ def _class_names_of_equal_model(model: ModelSpec) -> tuple[str, ...]:
 
 
 def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
-    """Returns class names in the config that `convert` writes for a model; none if it cannot be exported.
+    """Returns the class names in the config that `llmcalc convert` writes for a model; none if it cannot write one.
 
     A model that also hears has the class of its images, where `convert` does not write its encoder of audio. Where it
     writes no encoder of the model, the class is that of the only wrapper whose text model is the decoder.
@@ -582,7 +582,9 @@ def _classes_of_export(model: ModelSpec) -> tuple[str, ...]:
         from ...sources.to_hf import find_config, wrapper_class
 
         exported_config = find_config(model)
-        towers_without_audio = {name: tower for name, tower in model.towers.items() if "audio" not in name}
+        towers_without_audio = {
+            tower_name: tower for tower_name, tower in model.towers.items() if "audio" not in tower_name
+        }
         if exported_config is None and towers_without_audio != model.towers:
             exported_config = find_config(model.model_copy(update={"towers": towers_without_audio}))
         if exported_config is None and model.towers:
@@ -641,8 +643,8 @@ def rope_tables(preset: Preset, position_count: int | None, video_factor: int) -
     """
     spec, rope_settings = preset.model, preset.rope_parameters or {}
     for mixer, _ in mixers_with_layer_counts(spec):
-        attention_kind = "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
-        rope_scaling = rope_settings.get(attention_kind, {} if "full_attention" in rope_settings else rope_settings)
+        layer_kind = "full_attention" if getattr(mixer, "sliding_window", None) is None else "sliding_attention"
+        rope_scaling = rope_settings.get(layer_kind, {} if "full_attention" in rope_settings else rope_settings)
         table_rows = 0 if position_count is None else _table_rows(rope_scaling, position_count, video_factor)
         position_encoding = getattr(mixer, "position", None)
         if isinstance(mixer, MLA):

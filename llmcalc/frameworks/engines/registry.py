@@ -98,7 +98,7 @@ def engine(engine_name: str) -> Engine:
 
 
 def engine_of_stack(stack_text: str) -> Engine | None:
-    """Returns the first engine whose times a software stack describes; None if it describes no engine's.
+    """Returns the first engine that is timed by a software stack; None if no engine is.
 
     The stacks of earlier versions have the name of the newest in front: `llamacpp-2024`, as that is `llamacpp`.
     stack_text: the name of a stack, or several with `+` between, of which the first is the software.
@@ -106,7 +106,9 @@ def engine_of_stack(stack_text: str) -> Engine | None:
     stack_name = stack_text.partition("+")[0]
     for engine_name in ENGINE_FOLDERS:
         engine_record = engine(engine_name)
-        if any(f"{stack_name}-".startswith(f"{timed_stack}-") for _, timed_stack in engine_record.stacks_by_version):
+        if any(
+            f"{stack_name}-".startswith(f"{stack_pattern}-") for _, stack_pattern in engine_record.stacks_by_version
+        ):
             return engine_record
     return None
 

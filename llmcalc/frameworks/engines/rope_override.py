@@ -49,7 +49,7 @@ def _are_classifier_classes(class_names: Any) -> bool:
 
 
 def preset_with_overridden_rope(preset: Preset, flags: Mapping[str, Any]) -> Preset:
-    """Returns the model with the RoPE scaling that flags set; the same model if they set none.
+    """Returns the model with the RoPE scaling that flags set, or unchanged without such flags.
 
     Raises `InputError` for an override of other fields of the config.
     """
@@ -72,11 +72,13 @@ def preset_with_overridden_rope(preset: Preset, flags: Mapping[str, Any]) -> Pre
 
 
 def _overridden_scaling(overridden_fields: Mapping[str, Any], flag_name: str) -> Mapping[str, Any] | None:
-    """Returns the RoPE scaling in config overrides; None if they contain none."""
+    """Returns the RoPE scaling that overrides of the model's config set; None if they set none."""
     inner_fields = overridden_fields.get(INNER_CONFIG, {})
     if not isinstance(inner_fields, Mapping):
         raise InputError(f"{flag_name}: {INNER_CONFIG} {short_repr(inner_fields)}; expected a JSON object")
-    all_fields = {name: value for name, value in overridden_fields.items() if name != INNER_CONFIG} | dict(inner_fields)
+    all_fields = {
+        config_key: config_value for config_key, config_value in overridden_fields.items() if config_key != INNER_CONFIG
+    } | dict(inner_fields)
     rope_parameters: Mapping[str, Any] | None = None
     for field_name, field_value in all_fields.items():
         is_for_classifier = flag_name == CLASS_OVERRIDE_FLAG and (

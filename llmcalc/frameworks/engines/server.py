@@ -66,8 +66,10 @@ class EngineServer:
             raise InputError(
                 f"--engine {self.name}: the model has an encoder, which is not modelled; expected a decoder"
             )
-        layers = [layer for _, stack in self.preset.model.stacks() for layer in stack.layers_by_kind().values()]
-        if any(isinstance(layer.attention, SharedCompressedKVAttention) for layer in layers):
+        layers = [
+            layer_spec for _, stack in self.preset.model.stacks() for layer_spec in stack.layers_by_kind().values()
+        ]
+        if any(isinstance(layer_spec.attention, SharedCompressedKVAttention) for layer_spec in layers):
             raise InputError(
                 f"--engine {self.name}: the cache of entries that layers share (DeepSeek-V4.1) is not modelled; "
                 "expected another model, or kv without an engine"
@@ -255,7 +257,7 @@ class EngineServer:
 
     @property
     def long_request_note(self) -> str:
-        """A note that the engine rejects requests as long as the flag states; empty if it accepts them."""
+        """A note that the engine rejects requests of the flag's length; empty if such requests are accepted."""
         if not self.missing_environment_variable:
             return ""
         return (
@@ -283,11 +285,13 @@ class EngineServer:
     def settings(self) -> dict[str, Any]:
         """The values in effect for all flags, by field name, including parallel sizes but not the log's sizes."""
         effective_values = {**dict.fromkeys(self.layout_flag_names, 1), **self.effective_defaults, **self.flags}
-        return {name: value for name, value in effective_values.items() if name != RECEIPT_FIELD}
+        return {
+            flag_field: flag_value for flag_field, flag_value in effective_values.items() if flag_field != RECEIPT_FIELD
+        }
 
     @cached_property
     def logged_bytes_by_term(self) -> dict[str, int]:
-        """Sizes from the log in bytes, by memory term, if they were measured with this server's flags."""
+        """The bytes that the log states for each memory term, if the log is of a server with these flags."""
         logged_sizes: LoggedSizes | None = self.flags.get(RECEIPT_FIELD)
         if logged_sizes is None:
             return {}

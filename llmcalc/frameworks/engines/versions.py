@@ -50,7 +50,7 @@ class VersionRange(Record):
 
 
 class MeasuredOverhead(Record):
-    """An amount of memory that an engine takes besides weights and cache, as its start-up logs state it.
+    """Memory that an engine takes besides weights and cache, measured in start-up logs, in MiB.
 
     mib: MiB. logs: number of logs. accelerators: the accelerators in these logs.
     """
@@ -203,7 +203,7 @@ class EngineRecord(Record, Generic[RuleType]):
         ]
 
     def missing_class_note(self, class_names: tuple[str, ...], engine_version: EngineVersion) -> str:
-        """Returns a note if an engine version has no class for the model; empty if it has one or if that is unknown.
+        """Returns a note if an engine version lacks the model's class; empty if it has one or nothing is known.
 
         class_names: the classes in `architectures` of the model's config.
         """
@@ -220,7 +220,7 @@ class EngineRecord(Record, Generic[RuleType]):
         return ""
 
     def class_notes(self, class_names: tuple[str, ...], engine_version: EngineVersion) -> list[str]:
-        """Returns notes if an engine version has no class for the model; none if it has one or if that is unknown."""
+        """Returns the notes on an engine version that lacks the model's class; none for other versions."""
         return [*filter(None, [self.missing_class_note(class_names, engine_version)])]
 
     def named_version(self, version_text: str) -> EngineVersion:
@@ -230,7 +230,9 @@ class EngineRecord(Record, Generic[RuleType]):
         """
         version = version_text.removeprefix("v") or self.newest
         version_numbers = parse_version(version)
-        earlier_rules = [rules for rules in self.versions if rules.first_version <= version_numbers]
+        earlier_rules = [
+            version_rules for version_rules in self.versions if version_rules.first_version <= version_numbers
+        ]
         if not earlier_rules:
             raise InputError(
                 f"--engine: {self.title} {version} is older than what was read; expected "

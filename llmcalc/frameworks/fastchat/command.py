@@ -21,7 +21,7 @@ from ..launch.trainer_scripts import SCRIPT_SIGNS
 
 
 class TrainingScript(NamedTuple):
-    """A training script of FastChat or Qwen: how to recognize its command, and its default arguments.
+    """A training script of FastChat or Qwen: the arguments that identify its command, and its defaults.
 
     rank: default rank of adapters.
     targets: default layers with adapters.
@@ -107,7 +107,9 @@ def _trainer_arguments(reader: LaunchReader, config: dict[str, Any], script_name
     training_script = TRAINING_SCRIPTS[script_name]
     reader.ignored_arguments += [argument_name for argument_name in config if argument_name in ARGUMENTS_IGNORED]
     trainer_table = {
-        name: value for name, value in config.items() if name not in ARGUMENTS_IGNORED and name not in ARGUMENTS_READ
+        script_argument: argument_value
+        for script_argument, argument_value in config.items()
+        if script_argument not in ARGUMENTS_IGNORED and script_argument not in ARGUMENTS_READ
     }
     trainer_table.pop("model_name_or_path", None)
     trainer_table["max_length"] = reader.integer(config, "model_max_length", DEFAULT_LENGTHS.get(script_name, 512))

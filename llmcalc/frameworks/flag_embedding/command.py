@@ -72,17 +72,17 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         arguments = parse_arguments(command_line.words, source_file.name_in_errors)
         config = parsed_arguments(arguments, reader, ARGUMENTS_READ | (known_argument_names() - {"model_name_or_path"}))
         model_id = marked_model_name(arguments.get("--model_name_or_path"))
-        reader.ignored_arguments += [name for name in config if name in ARGUMENTS_IGNORED]
+        reader.ignored_arguments += [argument_name for argument_name in config if argument_name in ARGUMENTS_IGNORED]
         trainer_table = {
-            name: value
-            for name, value in config.items()
-            if name not in ARGUMENTS_IGNORED and name not in (*ARGUMENTS_READ, "model_name_or_path")
+            argument_name: argument_value
+            for argument_name, argument_value in config.items()
+            if argument_name not in ARGUMENTS_IGNORED and argument_name not in (*ARGUMENTS_READ, "model_name_or_path")
         }
         trainer_table |= _sequence_length_and_batch_size(reader, config, is_reranker)
         if is_decoder and reader.flag(config, "use_lora", True):
             trainer_table |= {"use_peft": True} | {
-                trainer_name: reader.value(config, name, default_value)
-                for name, (trainer_name, default_value) in ADAPTER_ARGUMENTS.items()
+                trainer_name: reader.value(config, argument_name, default_value)
+                for argument_name, (trainer_name, default_value) in ADAPTER_ARGUMENTS.items()
             }
         if reader.flag(config, "use_flash_attn"):
             trainer_table["attn_implementation"] = "flash_attention_2"
@@ -107,7 +107,7 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 def _sequence_length_and_batch_size(reader: LaunchReader, config: dict[str, Any], is_reranker: bool) -> dict[str, Any]:
     """Returns a batch size and a sequence length with as many tokens as all queries and passages of a micro-batch."""
     group_size, query_tokens, passage_tokens = (
-        reader.integer(config, name, default_value) for name, default_value in TEXT_ARGUMENTS.items()
+        reader.integer(config, argument_name, default_value) for argument_name, default_value in TEXT_ARGUMENTS.items()
     )
     batch_name = "per_device_train_batch_size"
     example_count = reader.integer(config, batch_name, TRAINER_DEFAULTS[batch_name])

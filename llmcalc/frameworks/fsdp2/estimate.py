@@ -16,7 +16,7 @@ from .training import torchtitan_config_and_settings
 
 
 def estimate_peaks(memory_estimate: Memory) -> PeakEstimate:
-    """Returns estimates of the FSDP2 ranks' peaks; shards are master weights, and gradients have their format."""
+    """Returns estimates of the peak memory of FSDP2's ranks, which shard weights, gradients and optimizer states."""
     memory_use = memory_estimate.states
     parameter_count = memory_estimate.states.parameter_count.total
     training_config = memory_estimate.training()
@@ -55,7 +55,7 @@ def transient_bytes(
     keeps_last_layer: bool,
     layout: Layout,
     stage_parameters: Sequence[StageParameterCounts],
-    micro_batches: int,
+    micro_batch_count: int,
 ) -> TransientBytes:
     """Returns a rank's temporary bytes at the peak: gathered parameters, gradient reduction, or the optimizer step.
 
@@ -115,7 +115,7 @@ def transient_bytes(
     parameter_count = sum(totals_by_stage)
     gathered_bytes = element_bytes * (outer_parameters + 2 * layer_elements)
     unsharded_bytes = round(element_bytes * parameter_count * min(1, MAX_ACTIVE_STAGES / layout.vpp))
-    unsharded_gradients = max(totals_by_stage) if micro_batches <= layout.pp else parameter_count
+    unsharded_gradients = max(totals_by_stage) if micro_batch_count <= layout.pp else parameter_count
     gradient_bytes = round(
         trained_share * unsharded_gradients * (fp32_bytes - shard_element_bytes / layout.shard_count)
     )

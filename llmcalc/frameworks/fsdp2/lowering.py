@@ -103,8 +103,10 @@ class FsdpProfile(RingAttentionKernels):
         """Allocates the parameters' shards in each group's order, and determines which modules are the output head."""
         super().allocate_parameters(program)
         layer_norms = layer_norm_names(program)
-        for group in self.groups.values():
-            group.parameters.sort(key=module_order_key([parameter.path for parameter in group.parameters], layer_norms))
+        for parameter_group in self.groups.values():
+            parameter_group.parameters.sort(
+                key=module_order_key([parameter.path for parameter in parameter_group.parameters], layer_norms)
+            )
         if not self.groups[MODEL_GROUP].parameters:
             del self.groups[MODEL_GROUP]
         self.in_head: list[str] = [
@@ -122,19 +124,21 @@ class FsdpProfile(RingAttentionKernels):
             )
         if not template.shape:
             raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(parameter_key))
-        layer = self.group_key_of_parameter(parameter_key)
-        if sharding.expert_sharding is not None and len(template.shape) == 3 and layer.layer_index >= 0:
-            layer, sharding = layer._replace(is_experts_group=True), sharding.expert_sharding
+        group_key = self.group_key_of_parameter(parameter_key)
+        if sharding.expert_sharding is not None and len(template.shape) == 3 and group_key.layer_index >= 0:
+            group_key, sharding = group_key._replace(is_experts_group=True), sharding.expert_sharding
         is_eight_bits = template.dtype is UINT8 or self.gathers_float8(parameter_key, template)
         element_bytes = FLOAT8.bytes if is_eight_bits else sharding.gathered_dtype.bytes
         parameter = self.sharded[parameter_key] = Parameter(
             self.graph.meter, parameter_key, template, sharding, element_bytes, self.has_partial_gradient(parameter_key)
         )
-        if layer not in self.groups:
-            group_name = layer.path if layer.layer_index < 0 else f"{layer.path}.{layer.layer_index}"
+        if group_key not in self.groups:
+            group_name = group_key.path if group_key.layer_index < 0 else f"{group_key.path}.{group_key.layer_index}"
             group_class = ParamGroup if sharding.is_wrapped else UnwrappedGroup
-            self.groups[layer] = group_class(self.communication_state, group_name, layer != HEAD_GROUP, sharding)
-        self.groups[layer].parameters.append(parameter)
+            self.groups[group_key] = group_class(
+                self.communication_state, group_name, group_key != HEAD_GROUP, sharding
+            )
+        self.groups[group_key].parameters.append(parameter)
         return parameter.unsharded_param
 
     def _new_quantized_weight(self, group_name: str, row_count: Number, column_count: Number) -> Tensor:
@@ -157,7 +161,7 @@ class FsdpProfile(RingAttentionKernels):
         return self.parameter(weight_path, (code_bytes,), UINT8, trained=False)
 
     def gathers_float8(self, parameter_key: ModulePath, template: Tensor) -> bool:
-        """Whether a parameter is all-gathered as float8, because it is the weight of a float8 linear layer."""
+        """Whether a parameter is the weight of a float8 linear layer, so that float8 elements are all-gathered."""
         assert self.communication_state is not None
         float8_settings = self.communication_state.sharding.float8
         if float8_settings is None or not float8_settings.gathers_float8 or len(template.shape) != 2:
@@ -177,7 +181,7 @@ class FsdpProfile(RingAttentionKernels):
         return False
 
     def allocate_unread_parameters(self, program: Flow) -> None:
-        """Does nothing, because unread parameters are already among those that an earlier run has found."""
+        """Does nothing; `_find_unread_parameters` has already added these parameters to groups."""
 
     def _mark_output_as_absent(self, module_scope: ModuleScope) -> None:
         super()._mark_output_as_absent(module_scope)
@@ -187,7 +191,7 @@ class FsdpProfile(RingAttentionKernels):
             self._find_unread_parameters(module_scope)
 
     def _find_unread_parameters(self, module_scope: ModuleScope) -> None:
-        """Adds the parameters of a module that never runs to the FSDP group of the module around it.
+        """Adds parameters of modules that never run to the FSDP group of the enclosing module.
 
         A group is gathered as a whole, and reduces the gradients that there are (`FSDPParamGroup.post_backward`).
         Layers of which none runs are groups that are never gathered.
@@ -212,10 +216,10 @@ class FsdpProfile(RingAttentionKernels):
         return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.is_leaf]
 
     def parameter(self, parameter_key: ModulePath, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
-        """Returns a parameter; raises an error for one that belongs to another layer than the running one."""
+        """Returns the unsharded parameter. Raises an error if it belongs to a layer that is not running."""
         if self.communication_state is not None and parameter_key in self.sharded:
-            layer = self.group_key_of_parameter(parameter_key)
-            if layer.layer_index >= 0 and layer != self.current_group_key:
+            group_key = self.group_key_of_parameter(parameter_key)
+            if group_key.layer_index >= 0 and group_key != self.current_group_key:
                 raise self.unsupported(SHARED_LAYERS_REFUSAL, self.parameter_name(parameter_key))
         return super().parameter(parameter_key, shape, dtype, trained)
 
@@ -288,7 +292,7 @@ class FsdpProfile(RingAttentionKernels):
         return model_output
 
     def run_step(self, operation: Step) -> None:
-        """Runs one operation; for an embedding, its FSDP group is gathered before and freed after."""
+        """Runs one operation; the FSDP group of an embedding is gathered before it and freed after it."""
         is_embedding = (
             len(self.frames) <= 1 and operation.name == EMBEDDING_GROUP.path and bool(operation.output_values)
         )
@@ -301,7 +305,7 @@ class FsdpProfile(RingAttentionKernels):
         embedding_group.post_forward([self.tensor_of(operation.output_values[0])])
 
     def run_module(self, module_call: ModuleFrame) -> None:
-        """Runs a module; for the output head, its FSDP group is gathered before and freed after."""
+        """Runs a module; the FSDP group of the output head is gathered before it and freed after it."""
         module_scope = module_call.scope
         is_in_head = HEAD_GROUP in self.outer_group_keys and len(self.frames) == 1 and module_scope.name in HEAD_MODULES
         if self.communication_state is None or not is_in_head:
@@ -319,15 +323,15 @@ class FsdpProfile(RingAttentionKernels):
             head_group.post_forward([self.tensor_of(module_scope.output)])
 
     def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
-        """Runs a layer; its FSDP groups are gathered before and freed after."""
+        """Runs a layer between gathering and freeing its FSDP groups."""
         layer_index = -1 if module_call.layer_index is None else module_call.layer_index
         layer_path = ".".join(filter(None, (self.path, module_call.scope.name)))
         if self.communication_state is None or layer_path not in self.stack_paths:
             return super().run_layer(module_call, x)
-        layer, memory_meter = ParamGroupKey(layer_path, layer_index), self.graph.meter
-        if layer not in self.groups:
+        layer_key, memory_meter = ParamGroupKey(layer_path, layer_index), self.graph.meter
+        if layer_key not in self.groups:
             raise self.unsupported(SHARED_LAYERS_REFUSAL, module_call.scope.name)
-        layer_groups = groups_of_layer(self.groups, layer)
+        layer_groups = groups_of_layer(self.groups, layer_key)
         outer_allocation_place = memory_meter.place
         memory_meter.place = AllocationPlace(memory_meter.place.phase, layer_index, layer_path)
         cast_input: Tensor | None = x
@@ -375,20 +379,20 @@ class FsdpProfile(RingAttentionKernels):
         """Reorders the rows of tokens by expert; autograd saves the index of the new order."""
         return self.aten.index_select(expert_rows, self.aten.new_tensor((expert_rows.shape[0],), INT64))
 
-    def _exchange_rows(self, rows: Tensor) -> Tensor:
-        """Exchanges rows between ranks by an all-to-all, and their gradients by another one in the backward pass."""
+    def _exchange_rows(self, token_rows: Tensor) -> Tensor:
+        """Sends token rows between ranks by an all-to-all; the backward pass sends gradients likewise."""
         return record(
             self.graph,
             "all_to_all_single",
-            [rows],
-            self.aten.new_like(rows),
+            [token_rows],
+            self.aten.new_like(token_rows),
             lambda gradient, *_: [self.aten.new_like(gradient)],
         )
 
 
-def groups_of_layer(group_by_key: Mapping[ParamGroupKey, ParamGroup], layer: ParamGroupKey) -> list[ParamGroup]:
-    """Returns a layer's FSDP groups in the order in which they are gathered, the experts' group last."""
-    layer_keys = (layer, layer._replace(is_experts_group=True))
+def groups_of_layer(group_by_key: Mapping[ParamGroupKey, ParamGroup], layer_key: ParamGroupKey) -> list[ParamGroup]:
+    """Returns the FSDP groups of a layer in the order of their all-gathers, the group of experts last."""
+    layer_keys = (layer_key, layer_key._replace(is_experts_group=True))
     return [group_by_key[group_key] for group_key in layer_keys if group_key in group_by_key]
 
 

@@ -22,26 +22,26 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
 
     All shards are padded to the longest.
     """
-    layout, group = replicated_weights.layout, replicated_weights.replica_group
+    layout, replica_group = replicated_weights.layout, replicated_weights.replica_group
     if not layout.zero:
-        yield group.message("all_reduce", replicated_weights.element_count * FLOAT32_BYTES, 1)
+        yield replica_group.message("all_reduce", replicated_weights.element_count * FLOAT32_BYTES, 1)
         return
     elements_outside_layers: Number = 0
     sizes_by_group: dict[tuple[object, ...], tuple[Number, int]] = {}
     for weight in replicated_weights.weight_shards:
         row_count, *other_axis_sizes = weight.tensor.shape
-        padded_elements = shard_rows(row_count, group.shards, 0) * group.shards
+        padded_elements = shard_rows(row_count, replica_group.shards, 0) * replica_group.shards
         for axis_size in other_axis_sizes:
             padded_elements *= axis_size
         stack_name, layer_indices = weight.path[0]
         if stack_name not in ("layers", MTP.name):
             elements_outside_layers += padded_elements
             continue
-        layers = tuple(layer_indices or ())
-        previous_elements, _ = sizes_by_group.get((stack_name, *layers), (0, 0))
-        sizes_by_group[stack_name, *layers] = (
-            previous_elements + padded_elements * (weight.module_count // len(layers)),
-            len(layers),
+        layer_count_of_stack = tuple(layer_indices or ())
+        previous_elements, _ = sizes_by_group.get((stack_name, *layer_count_of_stack), (0, 0))
+        sizes_by_group[stack_name, *layer_count_of_stack] = (
+            previous_elements + padded_elements * (weight.module_count // len(layer_count_of_stack)),
+            len(layer_count_of_stack),
         )
     pass_count = replicated_weights.stage_chunk.micro_batches if layout.pp == 1 else 1
     gathers_per_step = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1
@@ -49,11 +49,13 @@ def gradient_messages(replicated_weights: ReplicatedWeights) -> Iterator[Message
         *((padded_elements, layer_count, gathers_per_step) for padded_elements, layer_count in sizes_by_group.values()),
         (elements_outside_layers, 1, 1),
     ]:
-        yield group.message(
+        yield replica_group.message(
             "all_gather", padded_elements * replicated_weights.element_bytes, layer_count * layer_repeats * pass_count
         )
-        yield group.message("reduce_scatter", padded_elements * FLOAT32_BYTES, layer_count * pass_count)
-        yield group.replica_all_reduce(padded_elements * FLOAT32_BYTES // group.shards, layer_count * pass_count)
+        yield replica_group.message("reduce_scatter", padded_elements * FLOAT32_BYTES, layer_count * pass_count)
+        yield replica_group.replica_all_reduce(
+            padded_elements * FLOAT32_BYTES // replica_group.shards, layer_count * pass_count
+        )
 
 
 def gradient_rules() -> GradientRules:

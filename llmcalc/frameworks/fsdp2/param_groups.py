@@ -175,7 +175,7 @@ class Parameter:
 
 
 class CommunicationState:
-    """The communication state that all FSDP groups of a model share, and their collectives (`FSDPCommContext`).
+    """The streams, buffers and collectives that all FSDP groups of a model share (`FSDPCommContext`).
 
     last_all_gather_buffer: buffer of the last all-gather of the forward pass. The next all-gather frees it after its
         copies.
@@ -313,7 +313,7 @@ class ParamGroup:
     # --- gathering --------------------------------------------------------------------------------------------------
 
     def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN_STREAM) -> None:
-        """Starts the group's all-gather, unless it has started. stream_number: None for the default stream."""
+        """Starts the all-gather of the group's parameters once. stream_number: None for the default stream."""
         if self.all_gather_result is None and not self.is_unsharded:
             self.all_gather_result = self._all_gather(is_forward, stream_number)
 
@@ -501,7 +501,7 @@ class ParamGroup:
             self.all_reduce_input = all_reduce_input
 
     def _get_grad_inner_tensor(self, parameter: Parameter, input_gradient: Tensor) -> Tensor:
-        """Returns a gradient in the form that FSDP reduces: divided like its parameter and fully summed."""
+        """Returns a gradient summed over tensor-parallel ranks and divided like its parameter."""
         if input_gradient.shape == parameter.unsharded_param.shape and not parameter.has_partial_gradient:
             return input_gradient
         summed_gradient = empty(self.communication_state.meter, parameter.unsharded_param.shape, input_gradient.dtype)
@@ -570,13 +570,13 @@ class ParamGroup:
         return reduce_scatter_input, all_reduce_input
 
     def finalize_backward(self) -> None:
-        """Frees the buffers that the group's last reduction left."""
+        """Frees the buffers of the group's last gradient reduction."""
         self.all_reduce_input = self.all_gather_result = None
         self.forward_positions.clear()
 
 
 class UnwrappedGroup(ParamGroup):
-    """A group of parameters to which FSDP is not applied: nothing is gathered or reduced."""
+    """A group of parameters without FSDP, whose all-gathers and reductions do nothing."""
 
     def unshard(self, is_forward: bool, stream_number: int | None = COPY_IN_STREAM) -> None:
         """Does nothing, because unwrapped parameters are never all-gathered."""

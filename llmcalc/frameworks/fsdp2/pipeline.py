@@ -79,7 +79,7 @@ NEWEST_SETTINGS = ScheduleSettings()
 
 @frozen
 class FsdpRankSetup(RankSetup):
-    """What a rank's replay under `fully_shard` needs. schedule_settings: how the pipeline schedule runs."""
+    """The inputs of a rank's replay under `fully_shard`, with the settings of the pipeline schedule."""
 
     fsdp_settings: FsdpSettings = TORCHTITAN_FSDP_SETTINGS
     schedule_settings: ScheduleSettings = NEWEST_SETTINGS
@@ -116,7 +116,9 @@ class FsdpModelChunk(ModelChunk):
 
     def gathered_parameters(self) -> list[Parameter]:
         """Returns the unsharded parameters of all groups."""
-        return [parameter for group in self.lowering.groups.values() for parameter in group.parameters]
+        return [
+            parameter for parameter_group in self.lowering.groups.values() for parameter in parameter_group.parameters
+        ]
 
     def set_up(self) -> None:
         """Allocates the shards of the stage's parameters."""
@@ -180,11 +182,11 @@ class FsdpModelChunk(ModelChunk):
 
     def groups(self, phase: str) -> Iterator[ParamGroup]:
         """Yields the FSDP groups in order; allocations until the next one are counted under the group's layer."""
-        for layer, parameter_group in self.lowering.groups.items():
-            if layer.layer_index < 0:
+        for group_key, parameter_group in self.lowering.groups.items():
+            if group_key.layer_index < 0:
                 self.meter.place = AllocationPlace(phase)
             else:
-                self.meter.place = AllocationPlace(phase, layer.layer_index, layer.path)
+                self.meter.place = AllocationPlace(phase, group_key.layer_index, group_key.path)
             yield parameter_group
         self.meter.place = AllocationPlace(phase)
 
@@ -233,7 +235,7 @@ INFERS_ON_META_SINCE = date(2026, 3, 18)
 
 
 def schedule_settings_at(titan_date: date | None, schedule_count: int = 1) -> ScheduleSettings:
-    """Returns how torchtitan ran pipeline schedules at a date. titan_date: None for the newest torchtitan."""
+    """Returns the settings of pipeline schedules in torchtitan at a date; None means the newest torchtitan."""
 
     def is_before(change_date: date) -> bool:
         """Whether torchtitan's date is before a change."""

@@ -51,7 +51,7 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 
 
 class SchedulePassCounter(PassCounter):
-    """Counts the passes of each chunk in a schedule, whose first passes allocate other tensors than later ones.
+    """Counts the passes of each chunk, and gives equal keys to passes with equal allocations.
 
     schedule_count: number of schedules that have begun.
     passes_before_schedule: per chunk, its forward passes before the current schedule.
@@ -68,7 +68,7 @@ class SchedulePassCounter(PassCounter):
         self.passes_before_schedule = list(self.forwards)
 
     def _schedule_position(self, chunk_index: int, pass_number: int) -> int:
-        """Returns a pass's index in the schedule's run, at most 2, plus 3 if it is not the step's first run."""
+        """Returns a pass's class by its index in a run (0, 1, 2 or more), plus 3 after the step's first run."""
         return min(pass_number - self.passes_before_schedule[chunk_index], 2) + 3 * (self.schedule_count > 1)
 
     def _pass_group(self, chunk_index: int, pass_kind: str, pass_number: int) -> PassGroup:
@@ -82,7 +82,7 @@ class SchedulePassCounter(PassCounter):
         )
 
     def next_backward(self, chunk_index: int) -> tuple[PassGroup, PassId]:
-        """Counts a backward pass; returns its key, equal for passes with equal allocations and frees, and its id."""
+        """Counts a backward pass; returns its key (equal for passes with equal allocations) and its id."""
         pass_number = self.backwards[chunk_index]
         self.backwards[chunk_index] += 1
         next_state = "begun" if self.forwards[chunk_index] > pass_number + 1 else "alone"

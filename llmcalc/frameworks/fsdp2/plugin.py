@@ -73,7 +73,9 @@ def fsdp_layout(
     parallelism_table: accelerate's `parallelism_config`.
     """
     section_name = "fsdp_config"
-    reader.ignored_arguments += [f"{section_name}.{key}"[:80] for key in fsdp_table if key in FSDP_IGNORED]
+    reader.ignored_arguments += [
+        f"{section_name}.{config_key}"[:80] for config_key in fsdp_table if config_key in FSDP_IGNORED
+    ]
     record_unknown_keys(reader, fsdp_table, (*FSDP_READ, *FSDP_IGNORED), section_name)
     fsdp_version = read_integer(reader, f"{section_name}.fsdp_version", fsdp_table.get("version", 1))
     if fsdp_version == 1:
@@ -85,7 +87,8 @@ def fsdp_layout(
     if fsdp_table.get("activation_checkpointing") in (True, "true"):
         command_settings["recompute"] = "full"
     parallelism_settings = {
-        str(key).removeprefix("parallelism_config_"): value for key, value in (parallelism_table or {}).items()
+        str(config_key).removeprefix("parallelism_config_"): config_value
+        for config_key, config_value in (parallelism_table or {}).items()
     }
     layout_sizes = {
         size_name: read_integer(reader, f"parallelism_config.{size_name}", parallelism_settings[size_name])
@@ -93,7 +96,7 @@ def fsdp_layout(
         if parallelism_settings.get(size_name) is not None
     }
     record_unknown_keys(reader, parallelism_settings, (*GROUP_SIZES, *HARMLESS_GROUP_KEYS), "parallelism_config")
-    tp, cp, replica_count = (layout_sizes.get(name, 1) for name in ("tp_size", "cp_size", "dp_replicate_size"))
+    tp, cp, replica_count = (layout_sizes.get(size_key, 1) for size_key in ("tp_size", "cp_size", "dp_replicate_size"))
     if layout_sizes.get("sp_size", 1) > 1:
         reader.refuse("parallelism_config.sp_size", "Ulysses is not modelled")
     if is_hybrid_sharding:
@@ -197,7 +200,10 @@ def read_accelerate(
 ) -> LaunchSettings:
     """Returns the FSDP run that an accelerate config describes. command_settings: settings outside of FSDP."""
     machine_count = read_integer(reader, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
-    fsdp_table = {str(key).removeprefix("fsdp_"): value for key, value in reader.table(config, "fsdp_config").items()}
+    fsdp_table = {
+        str(fsdp_key).removeprefix("fsdp_"): fsdp_value
+        for fsdp_key, fsdp_value in reader.table(config, "fsdp_config").items()
+    }
     return _fsdp_launch_settings(
         reader, fsdp_table, world_size, machine_count, reader.table(config, "parallelism_config"), command_settings
     )

@@ -263,8 +263,8 @@ def host_terms(fsdp_rank_setup: FsdpRankSetup) -> tuple[MemoryTerm, ...]:
     model_stacks = layer_stacks(fsdp_rank_setup.spec)
     optimizer_record = optimizer(fsdp_rank_setup.training_config.optimizer)
     weight_bytes = gradient_bytes = state_bytes = 0
-    for layer, parameter_group in _run_of_few_layers(fsdp_rank_setup).lowering.groups.items():
-        represented_layers = _layer_count_represented_by(layer, model_stacks)
+    for group_key, parameter_group in _run_of_few_layers(fsdp_rank_setup).lowering.groups.items():
+        represented_layers = _layer_count_represented_by(group_key, model_stacks)
         for parameter in parameter_group.parameters:
             shard_bytes = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
             weight_bytes += represented_layers * shard_bytes
@@ -386,9 +386,9 @@ def step_collectives_of_rank(
         repetitions = first_collective.repetitions + layer_count * collective.repetitions
         collectives_by_key[collective_key] = first_collective._replace(repetitions=repetitions)
 
-    for layer, parameter_group in training_run.lowering.groups.items():
+    for group_key, parameter_group in training_run.lowering.groups.items():
         for collective in parameter_group.step_collectives(training_config.microbatches, reduction_count):
-            add_collective(layer.path, collective, _layer_count_represented_by(layer, model_stacks))
+            add_collective(group_key.path, collective, _layer_count_represented_by(group_key, model_stacks))
     if isinstance(training_run.lowering, FsdpTensorParallelProfile):
         training_run.replace_batch()
         training_run.forward_and_backward()
@@ -398,9 +398,9 @@ def step_collectives_of_rank(
                 for layer_stack in model_stacks
                 if allocation_place.layer_index >= 0 and allocation_place.path.startswith(layer_stack.path)
             )
-            layer = ParamGroupKey(next(stack_paths, ""), allocation_place.layer_index)
-            represented_layers = training_config.microbatches * _layer_count_represented_by(layer, model_stacks)
-            add_collective(layer.path, collective, represented_layers)
+            group_key = ParamGroupKey(next(stack_paths, ""), allocation_place.layer_index)
+            represented_layers = training_config.microbatches * _layer_count_represented_by(group_key, model_stacks)
+            add_collective(group_key.path, collective, represented_layers)
     return list(collectives_by_key.values())
 
 
@@ -453,12 +453,14 @@ def _run_of_few_layers(fsdp_rank_setup: FsdpRankSetup) -> FsdpRun:
     return training_run
 
 
-def _layer_count_represented_by(layer: ParamGroupKey, model_stacks: list[LayerStack]) -> int:
-    """Returns how many of the model's layers are represented by a layer of `_run_of_few_layers`."""
+def _layer_count_represented_by(group_key: ParamGroupKey, model_stacks: list[LayerStack]) -> int:
+    """Returns how many layers of the model a layer of the shortened run stands for."""
     for stack in model_stacks:
         is_in_loop = (
-            stack.layers_before + stack.layer_period <= layer.layer_index < stack.layers_before + 2 * stack.layer_period
+            stack.layers_before + stack.layer_period
+            <= group_key.layer_index
+            < stack.layers_before + 2 * stack.layer_period
         )
-        if layer.path == stack.path and is_in_loop and stack.repeat_count > RECORDED_REPEATS:
+        if group_key.path == stack.path and is_in_loop and stack.repeat_count > RECORDED_REPEATS:
             return 1 + stack.repeat_count - RECORDED_REPEATS
     return 1

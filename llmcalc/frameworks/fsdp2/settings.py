@@ -46,7 +46,7 @@ class Float8Settings:
         if (
             row_count % FLOAT8_SIZE_MULTIPLE
             or column_count % FLOAT8_SIZE_MULTIPLE
-            or any(name in layer_name for name in self.skipped_names)
+            or any(skipped_name in layer_name for skipped_name in self.skipped_names)
         ):
             return False
         if not self.skips_small_layers:

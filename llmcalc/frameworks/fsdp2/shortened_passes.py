@@ -17,7 +17,7 @@ from .pipeline import FsdpModelChunk
 
 
 def repeating_stacks(model_chunk: FsdpModelChunk) -> list[LayerStack]:
-    """Returns the layer stack of a chunk with only one, if that repeats more often than is recorded; else none."""
+    """Returns the only layer stack of a chunk if it has more repeats than are recorded; otherwise an empty list."""
     first_layer_index = model_chunk.lowering.first_layer_index
     return long_stacks(model_chunk.program.root, model_chunk.training_config.layer_period, first_layer_index)
 
@@ -59,15 +59,15 @@ class ShortenedStagePasses(ShortenedPasses):
         source_numbers: list[tuple[int, int | None]] = []
         for parameter in full_chunk.gathered_parameters():
             parameter_path, inner_repeat = parameter.path, None
-            layer = full_chunk.lowering.group_key_of_parameter(parameter_path)
-            for layer_stack in (layer_stack for layer_stack in layer_stacks if layer_stack.path == layer.path):
-                repeat_number = (layer.layer_index - layer_stack.layers_before) // layer_stack.layer_period
+            group_key = full_chunk.lowering.group_key_of_parameter(parameter_path)
+            for layer_stack in (layer_stack for layer_stack in layer_stacks if layer_stack.path == group_key.path):
+                repeat_number = (group_key.layer_index - layer_stack.layers_before) // layer_stack.layer_period
                 inner_repeat = repeat_number - 1 if 0 < repeat_number < layer_stack.repeat_count - 1 else None
                 skipped_repeats = min(max(repeat_number - 1, 0), layer_stack.repeat_count - RECORDED_REPEATS)
                 if inner_repeat is not None:
                     skipped_repeats = inner_repeat
-                index_position = parameter_path.index(layer.layer_index, 1)
-                recorded_layer = layer.layer_index - skipped_repeats * layer_stack.layer_period
+                index_position = parameter_path.index(group_key.layer_index, 1)
+                recorded_layer = group_key.layer_index - skipped_repeats * layer_stack.layer_period
                 parameter_path = (
                     *parameter_path[:index_position],
                     recorded_layer,

@@ -137,7 +137,7 @@ def is_torchtitan(config: Mapping[str, Any]) -> bool:
 
 
 class _JobConfig:
-    """The keys of a torchtitan job, which are in different sections in different versions."""
+    """A torchtitan job's keys, found in whichever section the job's version of torchtitan has them."""
 
     def __init__(self, config: Mapping[str, Any], reader: LaunchReader) -> None:
         self.job_sections, self.reader = config, reader
@@ -300,20 +300,22 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
     first_stage_reduction = job_config.integer("pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0)
     last_stage_reduction = job_config.integer("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)
     layers_per_stage = job_config.find_key("pipeline_parallel_layers_per_stage", "parallelism")[1]
-    vpp = 2 if is_interleaved else 1
+    chunks_per_rank = 2 if is_interleaved else 1
     split_layers = _stage_layers_from_split_points(job_config, pp, is_interleaved, layer_count)
     if split_layers is not None:
         return schedules_by_name[schedule_name], len(split_layers) // pp, split_layers
     if "parallelism" not in job_config.job_sections:
-        layers_per_chunk, remaining_layers = divmod(layer_count, pp * vpp)
+        layers_per_chunk, remaining_layers = divmod(layer_count, pp * chunks_per_rank)
         if layers_per_chunk < 1:
             raise job_config.reader.argument_error(
-                "experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layer_count} layers"
+                "experimental.pipeline_parallel_degree", f"{pp * chunks_per_rank} stages for {layer_count} layers"
             )
-        middle_stages = [layers_per_chunk + (i < remaining_layers) for i in range(pp * vpp - 2)]
+        middle_stages = [
+            layers_per_chunk + (stage_index < remaining_layers) for stage_index in range(pp * chunks_per_rank - 2)
+        ]
         return (
             schedules_by_name[schedule_name],
-            vpp,
+            chunks_per_rank,
             (layers_per_chunk, *middle_stages, layer_count - layers_per_chunk - sum(middle_stages)),
         )
     if layers_per_stage is not None:
@@ -326,16 +328,18 @@ def _pipeline_stages(job_config: _JobConfig, pp: int, layer_count: int) -> tuple
                 "parallelism.pipeline_parallel_layers_per_stage",
                 f"{stage_layers} makes {stage_count} stages for {pp} ranks",
             )
-        vpp = stage_count // pp
-    base_layers, remaining_units = divmod(layer_count + first_stage_reduction + last_stage_reduction, pp * vpp)
+        chunks_per_rank = stage_count // pp
+    base_layers, remaining_units = divmod(
+        layer_count + first_stage_reduction + last_stage_reduction, pp * chunks_per_rank
+    )
     if base_layers < max(1, first_stage_reduction, last_stage_reduction):
         raise job_config.reader.argument_error(
-            "parallelism.pipeline_parallel_degree", f"{pp * vpp} stages for {layer_count} layers"
+            "parallelism.pipeline_parallel_degree", f"{pp * chunks_per_rank} stages for {layer_count} layers"
         )
-    stage_sizes = [base_layers + (i < remaining_units) for i in range(pp * vpp)]
+    stage_sizes = [base_layers + (stage_index < remaining_units) for stage_index in range(pp * chunks_per_rank)]
     stage_sizes[0] -= first_stage_reduction
     stage_sizes[-1] -= last_stage_reduction
-    return schedules_by_name[schedule_name], vpp, tuple(stage_sizes)
+    return schedules_by_name[schedule_name], chunks_per_rank, tuple(stage_sizes)
 
 
 def _stage_layers_from_split_points(
@@ -350,7 +354,9 @@ def _stage_layers_from_split_points(
         split_points = [split_point.strip() for split_point in split_points.split(",") if split_point.strip()]
     if not split_points:
         return None
-    layer_numbers = [point.removeprefix("layers.") if isinstance(point, str) else "" for point in split_points]
+    layer_numbers = [
+        layer_name.removeprefix("layers.") if isinstance(layer_name, str) else "" for layer_name in split_points
+    ]
     stage_bounds = [
         0,
         *(int(split_point) if split_point.isdigit() else -1 for split_point in layer_numbers),
@@ -366,7 +372,7 @@ def _stage_layers_from_split_points(
 
 
 def _schedules_per_step(job_config: _JobConfig, layout: Layout) -> int:
-    """Returns how often a step runs the pipeline schedule: once per accumulated batch."""
+    """Returns the number of runs of the pipeline schedule per step, one for each accumulated batch."""
     local_batch_size = _local_batch_size(job_config)
     full_key, global_batch_size = job_config.find_key("global_batch_size", "training")
     batches_per_step = (
@@ -392,14 +398,14 @@ def _command_settings(job_config: _JobConfig, layout: Layout) -> dict[str, Any]:
     reader, training_section = job_config.reader, "training"
     reader.calls_torch_attention = True
     local_batch_size, schedule_count = _local_batch_size(job_config), _schedules_per_step(job_config, layout)
-    batch, microbatches = local_batch_size, schedule_count
+    micro_batch_size, microbatch_total = local_batch_size, schedule_count
     if layout.pp > 1:
-        batch, microbatch_count = _micro_batch_sizes(job_config, local_batch_size, layout.pp)
-        microbatches = microbatch_count * schedule_count
+        micro_batch_size, microbatch_count = _micro_batch_sizes(job_config, local_batch_size, layout.pp)
+        microbatch_total = microbatch_count * schedule_count
     settings: dict[str, Any] = {
         "phase": "training",
-        "batch": batch,
-        "num_microbatches": microbatches,
+        "batch": micro_batch_size,
+        "num_microbatches": microbatch_total,
         "seq": job_config.integer("seq_len", 2048, training_section),
         **_precision_settings(job_config, layout),
         "optimizer": _optimizer_name(job_config),
@@ -519,7 +525,7 @@ SELECTIVE_OPERATIONS = "selective-op"
 
 
 def _titan_settings(job_config: _JobConfig, layout: Layout, is_2024_form: bool) -> TitanSettings:
-    """Returns the job's settings that no option of llmcalc has."""
+    """Returns the job's settings of torchtitan that correspond to no option of llmcalc."""
     reader, section_names = job_config.reader, ("parallelism", "experimental")
     settings = TitanSettings(
         is_2024_form=is_2024_form,
@@ -586,8 +592,10 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
     if recipe is not None and (not isinstance(recipe, str) or recipe not in FLOAT8_RECIPES):
         raise reader.value_error(f"{section_name}.recipe_name", recipe, f"one of {', '.join(FLOAT8_RECIPES)}")
     if isinstance(skipped_modules, str):
-        skipped_modules = [layer.strip() for layer in skipped_modules.split(",") if layer.strip()]
-    if not isinstance(skipped_modules, list) or not all(isinstance(layer, str) for layer in skipped_modules):
+        skipped_modules = [module_name.strip() for module_name in skipped_modules.split(",") if module_name.strip()]
+    if not isinstance(skipped_modules, list) or not all(
+        isinstance(module_name, str) for module_name in skipped_modules
+    ):
         raise reader.value_error(f"{section_name}.filter_fqns", skipped_modules, "a list of names")
     full_key = f"{section_name}.enable_fsdp_float8_all_gather"
     gathers_float8 = read_boolean(reader, full_key, float8_table.get("enable_fsdp_float8_all_gather", False))
@@ -597,7 +605,7 @@ def _float8_settings(job_config: _JobConfig, layout: Layout) -> Float8Settings |
         )
     is_sharded = layout.dp // layout.hsdp_replicas > 1
     skips_small_layers = SMALL_LAYERS_FILTER in skipped_modules
-    skipped_layers = tuple(layer for layer in skipped_modules if layer != SMALL_LAYERS_FILTER)
+    skipped_layers = tuple(module_name for module_name in skipped_modules if module_name != SMALL_LAYERS_FILTER)
     return Float8Settings(
         gathers_float8 and is_sharded, FLOAT8_RECIPES[recipe or "tensorwise"], skipped_layers, skips_small_layers
     )

@@ -267,8 +267,10 @@ def _llama4_table(llama4_sizes: Llama4Flavor) -> SpecTable:
         for i in range(llama_sizes.n_layers)
     ]
     layer_tables = {
-        name: _layer_table(attention_tables[name.partition("-")[0]], network_tables[name.partition("-")[2]], norm_table)
-        for name in dict.fromkeys(layer_types)
+        layer_type: _layer_table(
+            attention_tables[layer_type.partition("-")[0]], network_tables[layer_type.partition("-")[2]], norm_table
+        )
+        for layer_type in dict.fromkeys(layer_types)
     }
     return _model_table(llama_sizes, stack_of_kinds(layer_tables, layer_types), norm_table)
 

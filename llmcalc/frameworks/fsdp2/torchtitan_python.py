@@ -72,16 +72,20 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     with launch_reader(source_file) as reader:
         arguments = parse_arguments(command_line.words, source_file.name_in_errors)
         module_name, config_name = (str(arguments.pop(option)) for option in CONFIG_OPTIONS)
-        for option, value in zip(CONFIG_OPTIONS, (module_name, config_name), strict=True):
-            if re.fullmatch(r"\w[\w.]{0,99}", value) is None:
-                reason = unresolved_reason(value) if is_unresolved(value) else f"{short_repr(value)}; expected a name"
-                raise reader.argument_error(option, reason)
+        for option, option_value in zip(CONFIG_OPTIONS, (module_name, config_name), strict=True):
+            if re.fullmatch(r"\w[\w.]{0,99}", option_value) is None:
+                problem_text = (
+                    unresolved_reason(option_value)
+                    if is_unresolved(option_value)
+                    else f"{short_repr(option_value)}; expected a name"
+                )
+                raise reader.argument_error(option, problem_text)
         module_path = module_name if module_name.startswith("torchtitan.") else f"torchtitan.models.{module_name}"
         file_path = f"{module_path.removesuffix('.config_registry').replace('.', '/')}/config_registry.py"
         if source_file.read_text is None:
             raise reader.argument_error("--module", f"{file_path} cannot be read; expected that file")
         name_in_errors, file_text = source_file.read_text(file_path)
-        overrides = [f"{name}={value}" for name, value in arguments.items()]
+        overrides = [f"{option_name}={option_value}" for option_name, option_value in arguments.items()]
     return read_python(
         file_text, replace(source_file, name_in_errors=name_in_errors, arguments=(config_name, *overrides))
     )
@@ -160,7 +164,9 @@ def _model_family_of(configuration_name: str) -> str:
 
 def _job_sections(reader: LaunchReader, config: Config) -> dict[str, dict[str, Any]]:
     """Returns the configuration's fields as the sections of an equivalent TOML job."""
-    job_sections: dict[str, dict[str, Any]] = {name: {} for name in READ_SECTIONS if name != "optimizer"}
+    job_sections: dict[str, dict[str, Any]] = {
+        section_key: {} for section_key in READ_SECTIONS if section_key != "optimizer"
+    }
     for config_key, config_value in config.items():
         section_name, _, field_name = config_key.partition(".")
         if (
@@ -199,15 +205,15 @@ def _batch_settings(reader: LaunchReader, config: Mapping[str, Any], layout_sect
             TOKENS_PER_MICROBATCH_KEY,
             f"{tokens_per_microbatch}; expected a multiple of training.max_context_length {context_length}",
         )
-    batch = tokens_per_microbatch // context_length
+    micro_batch_size = tokens_per_microbatch // context_length
     pipeline_microbatches = read_integer(
         reader, "parallelism.num_pp_microbatches", config.get("parallelism.num_pp_microbatches", 1)
     )
     if config.get("parallelism.pipeline_parallel_degree", 1) in (None, 1):
         pipeline_microbatches = 1
     else:
-        layout_section["pipeline_parallel_microbatch_size"] = batch
-    return {"local_batch_size": batch * pipeline_microbatches, "seq_len": context_length}
+        layout_section["pipeline_parallel_microbatch_size"] = micro_batch_size
+    return {"local_batch_size": micro_batch_size * pipeline_microbatches, "seq_len": context_length}
 
 
 def _checkpointing_mode(reader: LaunchReader, config: Mapping[str, Any]) -> dict[str, Any]:

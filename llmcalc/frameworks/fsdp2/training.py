@@ -357,7 +357,7 @@ class FsdpRun(TrainingRun):
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp_settings, self.reshard)
 
     def run_micro_batches(self) -> None:
-        """Replays the micro-batches of a step; of identical micro-batches, only one."""
+        """Replays at most three micro-batches of a step, since further ones would allocate the same."""
         reduces_each_micro_batch = self.fsdp_settings.reduces_each_microbatch
         microbatch_count = min(self.training_config.microbatches, 2 if reduces_each_micro_batch else 3)
         for i in range(microbatch_count):
@@ -367,7 +367,7 @@ class FsdpRun(TrainingRun):
             self.forward_and_backward()
 
     def update(self) -> None:
-        """Replays the optimizer's step, which allocates nothing on the device if shards are on the host."""
+        """Replays the optimizer's step, without device allocations if shards are on the host."""
         if not self.communication_state.sharding.offloads_to_host:
             super().update()
 
@@ -388,21 +388,25 @@ def set_resharding_and_prefetch(
     stack_paths: per stack, the path of its layers.
     """
     last_layer_key = max(
-        (layer for layer in group_by_key if layer.path == stack_paths[-1] and not layer.is_experts_group),
+        (
+            group_key
+            for group_key in group_by_key
+            if group_key.path == stack_paths[-1] and not group_key.is_experts_group
+        ),
         default=MODEL_GROUP,
     )
-    for layer, parameter_group in group_by_key.items():
-        is_last_layer = layer[:2] == last_layer_key[:2]
-        stays_gathered = layer in (MODEL_GROUP, HEAD_GROUP) or (
+    for group_key, parameter_group in group_by_key.items():
+        is_last_layer = group_key[:2] == last_layer_key[:2]
+        stays_gathered = group_key in (MODEL_GROUP, HEAD_GROUP) or (
             fsdp_settings.keeps_last_layer_gathered and is_last_layer
         )
         parameter_group.reshards_after_forward = reshards and not stays_gathered
-    if any(layer.is_experts_group for layer in group_by_key):
+    if any(group_key.is_experts_group for group_key in group_by_key):
         _set_prefetch_with_expert_groups(group_by_key, stack_paths)
     elif fsdp_settings.prefetched_layer_count:
-        for path in stack_paths:
+        for stack_path in stack_paths:
             _set_prefetch(
-                [group_by_key[layer] for layer in sorted(group_by_key) if layer.path == path],
+                [group_by_key[group_key] for group_key in sorted(group_by_key) if group_key.path == stack_path],
                 fsdp_settings.prefetched_layer_count,
             )
 
@@ -424,13 +428,15 @@ def _set_prefetch_with_expert_groups(
     Source: torchtitan, distributed/fsdp.py, `apply_fsdp_to_decoder`, where ranks divide the experts.
     """
     dense_layer_keys = [
-        layer
-        for path in stack_paths
-        for layer in sorted(group_by_key)
-        if layer.path == path and not layer.is_experts_group
+        layer_key
+        for stack_path in stack_paths
+        for layer_key in sorted(group_by_key)
+        if layer_key.path == stack_path and not layer_key.is_experts_group
     ]
-    group_order = [layer for layer in (EMBEDDING_GROUP, *dense_layer_keys, HEAD_GROUP) if layer in group_by_key]
-    groups_by_order = [groups_of_layer(group_by_key, layer) for layer in group_order]
+    group_order = [
+        layer_key for layer_key in (EMBEDDING_GROUP, *dense_layer_keys, HEAD_GROUP) if layer_key in group_by_key
+    ]
+    groups_by_order = [groups_of_layer(group_by_key, layer_key) for layer_key in group_order]
     for parameter_group in group_by_key.values():
         parameter_group.prefetches_previous = False
     for earlier_layer, later_layer in pairwise(groups_by_order):
@@ -439,7 +445,7 @@ def _set_prefetch_with_expert_groups(
 
 
 def no_head_group_reason(spec: ModelSpec, training_config: TrainingConfig) -> str:
-    """Returns why embedding and head cannot be separate FSDP groups; empty if they can."""
+    """Returns the reason why embedding and head have no FSDP groups of their own; empty if they can have them."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"
     if training_config.include:

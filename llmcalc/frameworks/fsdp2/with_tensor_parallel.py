@@ -40,7 +40,7 @@ class FsdpTensorParallelProfile(DTensorKernels, FsdpProfile):
         self.copies_gathered: bool = communication_state.sharding.copies_gathered_tokens
 
     def allocate_parameters(self, program: Flow) -> None:
-        """Allocates the parameters, and stores the shapes that they have before tensor parallelism divides them."""
+        """Allocates the parameters, and records their shapes before the division by tensor parallelism."""
         self.find_placements(program)
         self.unsharded_shapes = dict(_unsharded_shapes(program.root.items, "model"))
         super().allocate_parameters(program)

@@ -33,7 +33,9 @@ def converted_class(preset: Preset) -> str:
         for text_section in text_sections
         if isinstance(text_section, dict) and isinstance(text_section.get("architectures"), list)
     ]
-    return next((str(name) for names in (*text_classes, architectures(preset)) for name in names), "")
+    return next(
+        (str(class_name) for class_names in (*text_classes, architectures(preset)) for class_name in class_names), ""
+    )
 
 
 def check_architecture(preset: Preset, engine_record: GgmlEngineRecord, engine_version: EngineVersion) -> None:

@@ -22,7 +22,7 @@ SMALL_MICRO_BATCH = 128
 
 
 def memory(server: GgmlServer) -> EngineMemory:
-    """Returns the memory of a server once --fit has changed its flags."""
+    """Returns the memory of a llama.cpp server after `--fit` has lowered its context or moved layers to the host."""
     fitted_server = fit_server(server)
     fitted_memory = engine_memory(fitted_server.server, fitted_server.buffers, fitted_server.notes)
     fitted_memory = replace(fitted_memory, has_all_layers_on_devices=has_all_layers_on_gpus(fitted_server))
@@ -50,14 +50,14 @@ def _free_bytes_of_fullest_gpu(server: GgmlServer, device_buffers: BufferSizes) 
     return min((server.free_bytes - device_buffers.bytes_on(device) for device in devices), default=0)
 
 
-def _server_with_fit_off(server: GgmlServer, **flags: Any) -> GgmlServer:
-    """Returns the server with --fit off, and with all layers on GPUs unless a flag says how many.
+def _server_with_fit_off(server: GgmlServer, **added_flags: Any) -> GgmlServer:
+    """Returns the server without `--fit`, and with all layers on GPUs unless a flag states their number.
 
     The context stays the server's: a default one is a slot's times the slots with --fit, and that of all without.
     """
     layer_flags = {} if server.has_stated_gpu_layers or not server.devices else {"n_gpu_layers": "all"}
     context_flags = {"ctx_size": server.context_tokens} if server.has_automatic_context else {}
-    return server.with_flags(fit="off", **(context_flags | layer_flags | flags))
+    return server.with_flags(fit="off", **(context_flags | layer_flags | added_flags))
 
 
 def _largest_fitting_value(least_value: int, largest_value: int, free_bytes_of: Callable[[int], int]) -> int | None:
@@ -66,10 +66,10 @@ def _largest_fitting_value(least_value: int, largest_value: int, free_bytes_of: 
     Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
     """
     fitting_value, failing_value = least_value, largest_value
-    free_bytes, missing_bytes = free_bytes_of(fitting_value), -free_bytes_of(failing_value)
+    free_bytes, lacking_bytes = free_bytes_of(fitting_value), -free_bytes_of(failing_value)
     if free_bytes < 0:
         return None
-    if missing_bytes <= 0:
+    if lacking_bytes <= 0:
         return largest_value
     bisects_interval = False
     while failing_value - fitting_value > 1:
@@ -77,11 +77,11 @@ def _largest_fitting_value(least_value: int, largest_value: int, free_bytes_of: 
         guessed_value = fitting_value + (
             interval_length // 2
             if bisects_interval
-            else min(max(interval_length * free_bytes // (free_bytes + missing_bytes), 1), interval_length - 1)
+            else min(max(interval_length * free_bytes // (free_bytes + lacking_bytes), 1), interval_length - 1)
         )
         guessed_free_bytes = free_bytes_of(guessed_value)
         if guessed_free_bytes < 0:
-            failing_value, missing_bytes = guessed_value, -guessed_free_bytes
+            failing_value, lacking_bytes = guessed_value, -guessed_free_bytes
         else:
             fitting_value, free_bytes = guessed_value, guessed_free_bytes
         bisects_interval = not bisects_interval and failing_value - fitting_value > interval_length // 2
@@ -152,7 +152,7 @@ def flag_changes(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def larger_layouts(server: GgmlServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (flags, server memory) of placements on more devices, fewest devices first.
+    """Yields (flags, server memory) for placements on more devices, in order of the number of devices.
 
     The numbers of devices are 1, 2, 4, … and `most_devices`. Of as many devices: everything on GPUs, a smaller cache,
     experts on the host, layers on the host. A placement that the user's flags fix is the only one. A Mac has one GPU.

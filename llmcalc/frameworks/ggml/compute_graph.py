@@ -155,7 +155,7 @@ def _assign_devices(graph_tensors: Sequence[Tensor], device_names: Sequence[str]
 
 
 def _default_device(tensor: Tensor, default_device: str) -> str:
-    """Returns the device on which a tensor is: its own if fixed, the host for inputs, else the assigned one."""
+    """Returns the device of a tensor: a fixed device, the host for inputs, or the device assigned so far."""
     owner_tensor = tensor.base or tensor
     if owner_tensor.is_external:
         return owner_tensor.device or default_device
@@ -165,7 +165,7 @@ def _default_device(tensor: Tensor, default_device: str) -> str:
 
 
 def _fixed_device(operation_node: Tensor, device_names: Sequence[str]) -> str | None:
-    """Returns the device of an operation's cache or weight, or the first GPU if the operation is moved there."""
+    """Returns the device that an operation must run on because of its cache or weight; None if it is free."""
     if operation_node.device is not None:
         return operation_node.device
     if operation_node.base is not None and operation_node.base.is_external:
@@ -196,7 +196,7 @@ def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, 
         node_device = tensor.assigned_device
         if node_device != current_device or (input_count and _reads_weight_elsewhere(tensor, current_device)):
             first_node_of_split, input_count, current_device = len(operations_with_copies), 0, node_device
-        for i, source_tensor in enumerate(tensor.sources):
+        for source_index, source_tensor in enumerate(tensor.sources):
             if source_tensor.assigned_device == node_device or (
                 node_device == HOST_DEVICE and source_tensor.operation == "input"
             ):
@@ -209,7 +209,7 @@ def _split_by_device(graph_tensors: Sequence[Tensor]) -> tuple[_OperationOrder, 
                 operations_with_copies.insert(first_node_of_split, (source_tensor, copied_tensor))
                 first_node_of_split += 1
                 input_count += 1
-            tensor.sources[i] = tensor_copies[copy_key]
+            tensor.sources[source_index] = tensor_copies[copy_key]
         operations_with_copies.append((tensor, None))
     return operations_with_copies, list(tensor_copies.values())
 
@@ -337,7 +337,7 @@ def _allocate_tensor(tensor: Tensor, buffers_by_device: Mapping[str, _DeviceBuff
 
 
 def _can_reuse_memory(source_tensor: Tensor, tensor: Tensor) -> bool:
-    """Whether an operation can write its result into a source's memory, because nothing else reads the source."""
+    """Whether an operation can write its result into a source tensor that no other operation reads."""
     owner_tensor = source_tensor.base or source_tensor
     if (
         source_tensor.is_external

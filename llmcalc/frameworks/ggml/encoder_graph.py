@@ -56,7 +56,7 @@ class EncoderShape(NamedTuple):
 
     @property
     def is_largest_image(self) -> bool:
-        """Whether no image has more patches than the warm-up image."""
+        """Whether the warm-up image has as many patches as the largest image."""
         return self.graph_kind not in TOKENS_PER_SIDE
 
 
@@ -187,8 +187,8 @@ class _EncoderGraph:
         layout = None if dimensions is None else (*dimensions, F32_BYTES)
         return Tensor(tensor.nbytes, (tensor,), "view", layout, has_offset=has_offset)
 
-    def _linear(self, width: int, row_count: int, x: Tensor, has_bias: bool) -> Tensor:
-        product = self._new_tensor((width, row_count), self.weight, x)
+    def _linear(self, output_width: int, row_count: int, x: Tensor, has_bias: bool) -> Tensor:
+        product = self._new_tensor((output_width, row_count), self.weight, x)
         return self._inplace_result(product, product, self.weight) if has_bias else product
 
     def _norm(self, norm: Norm, x: Tensor) -> Tensor:
@@ -262,17 +262,18 @@ class _EncoderGraph:
     def _attention(self, attention: Attention, x: Tensor, mask: Tensor | None) -> Tensor:
         heads = attention.num_attention_heads
         head_dim = attention.head_dim or self.hidden_size // heads
-        width, dimensions = heads * head_dim, (head_dim, heads, self.row_count)
+        attention_width, dimensions = heads * head_dim, (head_dim, heads, self.row_count)
         has_biases = (attention.q_bias, attention.k_bias, attention.v_bias)
         if (
             self.shape.graph_kind == "qwen" and self.shape.tower.patches.bias
         ):  # one product for queries, keys and values
-            product = self._linear(3 * width, self.row_count, x, attention.q_bias)
+            product = self._linear(3 * attention_width, self.row_count, x, attention.q_bias)
             query, key, value = (self._view(product, None, has_offset=bool(i)) for i in range(3))
             query, key = (self._new_tensor(dimensions, projection, self.positions) for projection in (query, key))
         else:
             query, key, value = (
-                self._view(self._linear(width, self.row_count, x, has_bias), dimensions) for has_bias in has_biases
+                self._view(self._linear(attention_width, self.row_count, x, has_bias), dimensions)
+                for has_bias in has_biases
             )
             if attention.position is not None:
                 query, key = self._rotated_heads(query, dimensions), self._rotated_heads(key, dimensions)
@@ -284,23 +285,25 @@ class _EncoderGraph:
                 self._new_tensor(dimensions, projection, element_bytes=F16_BYTES) for projection in (key, value)
             )
             merged_vectors = self._view(
-                self._new_tensor(dimensions, query, key, value, *masks), (width, self.row_count)
+                self._new_tensor(dimensions, query, key, value, *masks), (attention_width, self.row_count)
             )
         else:
             value = self._new_tensor((self.row_count, head_dim, heads), value)
-            scores = self._new_tensor((self.row_count, self.row_count, heads), key, query)
+            attention_scores = self._new_tensor((self.row_count, self.row_count, heads), key, query)
             weighted_values = self._new_tensor(
-                (head_dim, self.row_count, heads), value, self._inplace_result(scores, scores, *masks)
+                (head_dim, self.row_count, heads),
+                value,
+                self._inplace_result(attention_scores, attention_scores, *masks),
             )
-            merged_vectors = self._new_tensor((width, self.row_count), self._view(weighted_values, None))
+            merged_vectors = self._new_tensor((attention_width, self.row_count), self._view(weighted_values, None))
         return self._linear(self.hidden_size, self.row_count, merged_vectors, attention.o_bias)
 
     def _feed_forward(self, network: FeedForward, x: Tensor) -> Tensor:
-        width = network.intermediate_size
-        inner_vectors = self._linear(width, self.row_count, x, network.up_bias)
+        inner_width = network.intermediate_size
+        inner_vectors = self._linear(inner_width, self.row_count, x, network.up_bias)
         if network.gated:
-            gate = self._linear(width, self.row_count, x, network.gate_bias)
-            inner_vectors = self._new_tensor((width, self.row_count), gate, inner_vectors)
+            gate = self._linear(inner_width, self.row_count, x, network.gate_bias)
+            inner_vectors = self._new_tensor((inner_width, self.row_count), gate, inner_vectors)
         else:
             inner_vectors = self._inplace_result(inner_vectors, inner_vectors)
         return self._linear(self.hidden_size, self.row_count, inner_vectors, network.down_bias)
@@ -333,12 +336,16 @@ class _EncoderGraph:
             x = self._norm(stack.embedding_norm, x)
         layer_names = stack.layer_names()
         layers = stack.layers_by_kind()
-        windowed_mask = self._window_mask() if any(self._is_windowed(layers[name]) for name in layer_names) else None
+        windowed_mask = (
+            self._window_mask() if any(self._is_windowed(layers[layer_name]) for layer_name in layer_names) else None
+        )
         if windowed_mask is not None:
             x = self._new_tensor((self.hidden_size, self.row_count), self._view(x, None), self.positions)
         projectors_by_layer = self._deepstack_layers(len(layer_names))
         features: Tensor | None = None
-        for i in layers_with_graphs([(name, i in projectors_by_layer) for i, name in enumerate(layer_names)]):
+        for i in layers_with_graphs(
+            [(layer_name, i in projectors_by_layer) for i, layer_name in enumerate(layer_names)]
+        ):
             layer = layers[layer_names[i]]
             assert isinstance(layer.attention, Attention)
             assert isinstance(layer.feed_forward, FeedForward)

@@ -144,12 +144,12 @@ def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
     if server.hardware.is_processor and host_bytes > server.free_bytes:
         return f"the processor needs {host_bytes / GIB:.2f} GiB and has {server.free_bytes / GIB:.2f} GiB of memory"
     for device in server.devices:
-        needed_bytes = device_buffers.bytes_on(device)
-        if needed_bytes > server.free_bytes:
+        device_bytes = device_buffers.bytes_on(device)
+        if device_bytes > server.free_bytes:
             messages = server.engine_record.messages
             error_text = messages.get(f"no_memory_{device.rstrip('0123456789')}", messages["no_memory"])
             free_gib = server.free_bytes / GIB
-            return f"{error_text}: {device} needs {needed_bytes / GIB:.2f} GiB and has {free_gib:.2f} GiB free"
+            return f"{error_text}: {device} needs {device_bytes / GIB:.2f} GiB and has {free_gib:.2f} GiB free"
     total_bytes = sum(device_buffers.bytes_on(device) for device in (*server.devices, HOST_DEVICE))
     memory_bytes = server.hardware.memory_bytes
     if server.hardware.unified_memory and total_bytes > memory_bytes:
@@ -158,7 +158,7 @@ def _startup_error(server: GgmlServer, device_buffers: BufferSizes) -> str:
 
 
 def _wired_limit_note(server: GgmlServer, buffers: BufferSizes) -> str:
-    """Returns a note on a Mac's GPU limit, if a higher limit or newer macOS lets the server start; else empty.
+    """Returns a note for Macs on which a higher GPU memory limit lets the server start; empty for others.
 
     server: a server whose buffers are placed. buffers: the sizes of its buffers.
     """
@@ -186,7 +186,7 @@ SMALL_GPU_CONTEXTS = 8
 
 
 def _context_note(server: GgmlServer, buffers: BufferSizes) -> str:
-    """Returns a note if a small GPU may suffice, whose CUDA context is smaller than the counted one; else empty."""
+    """Returns a note that a GPU may suffice because small GPUs have a smaller CUDA context; empty if not needed."""
     needed_on_gpu = max((buffers.bytes_on(device) for device in server.devices), default=server.hardware.memory_bytes)
     is_small_gpu = server.hardware.capacity_bytes <= SMALL_GPU_CONTEXTS * server.cuda_context_bytes
     if not is_small_gpu or needed_on_gpu > server.free_bytes + server.cuda_context_bytes:

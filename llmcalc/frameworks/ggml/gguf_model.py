@@ -163,7 +163,7 @@ class DeltaNetSizes(NamedTuple):
 
 
 class CompressedEntries(NamedTuple):
-    """A cache with one compressed entry per `tokens_per_entry` tokens.
+    """A cache that compresses the keys and values of `tokens_per_entry` tokens to one vector.
 
     width: elements of an entry. pending_token_width: elements of a token that is not in an entry yet.
     """
@@ -367,7 +367,7 @@ class GgufModel:
 
     @property
     def _paths_in_16_bits(self) -> tuple[str, ...]:
-        """The paths of modules that stay in 16 bits in files of Ollama's library; empty for other files."""
+        """The paths of modules that files of Ollama's library store in 16 bits; empty for other files."""
         if not self.is_library_file:
             return ()
         if self.quantize != QAT_SCHEME:
@@ -377,7 +377,7 @@ class GgufModel:
 
     @property
     def listed_bytes(self) -> int:
-        """The listed bytes of the tensors of a library's file that has more bits than its scheme; 0 for other files."""
+        """The bytes that Ollama's library lists for a file with more bits than its scheme; 0 for others."""
         is_whole_tag = self.is_library_file and self.quantize == USUAL_SCHEME and "?" not in self.preset.target
         gigabytes = larger_file_gigabytes(self.preset.target) if is_whole_tag else None
         if gigabytes is None:
@@ -485,7 +485,9 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
                 layer_shape.feed_forward_width = int(layer_op.n_out)
             layer_shape.is_gated |= op_name == "gate_proj" and tree_node.kind in ("feed_forward", "shared_expert")
     if layer_shape.expert_count:
-        layer_shape.is_gated |= any(node.node.name == "gate_proj" and node.kind == "experts" for node in layer.walk())
+        layer_shape.is_gated |= any(
+            node_position.node.name == "gate_proj" and node_position.kind == "experts" for node_position in layer.walk()
+        )
     if layer_shape.latent_sizes is not None:
         layer_shape.latent_sizes = layer_shape.latent_sizes._replace(q_lora_rank=q_lora_rank)
         layer_shape.key_width, layer_shape.value_width = (
@@ -498,7 +500,7 @@ def _layer_shape(layer: NodePosition) -> LayerShape:
 
 
 def _reads_no_tokens(tree_node: NodePosition) -> bool:
-    """Whether attention reads no cached tokens: that of an indexer, or attention to compressed entries."""
+    """Whether attention reads no cached keys and values: an indexer, or attention to compressed vectors."""
     return "no_grad" in tree_node.roles or isinstance(tree_node.node.op, CompressedKVAttentionCore)
 
 
@@ -544,7 +546,10 @@ MAX_SHARDS = 1000
 
 def _file_shards(first_shard: Path) -> list[Path]:
     """Returns the files of a split GGUF model (`-00001-of-00003.gguf`), or the single file."""
-    match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", first_shard.name)
-    if match is None or int(match[3]) > MAX_SHARDS:
+    shard_match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", first_shard.name)
+    if shard_match is None or int(shard_match[3]) > MAX_SHARDS:
         return [first_shard]
-    return [first_shard.with_name(f"{match[1]}-{i:05d}-of-{match[3]}.gguf") for i in range(1, int(match[3]) + 1)]
+    return [
+        first_shard.with_name(f"{shard_match[1]}-{shard_number:05d}-of-{shard_match[3]}.gguf")
+        for shard_number in range(1, int(shard_match[3]) + 1)
+    ]

@@ -31,10 +31,12 @@ class FittedServer(NamedTuple):
 
 
 def host_layers(fitted_server: FittedServer) -> int:
-    """Returns the number of layers that have tensors on the host; the output counts as a layer."""
+    """Returns the number of layers with tensors on the host, where the output layer counts too."""
     server, placement = fitted_server.server, fitted_server.placement
     layer_count = len(server.model.layers)
-    host_layer_count = sum(placement.layer_devices.device(i) not in server.devices for i in range(layer_count + 1))
+    host_layer_count = sum(
+        placement.layer_devices.device(layer_index) not in server.devices for layer_index in range(layer_count + 1)
+    )
     return host_layer_count + len(placement.host_experts) + len(placement.partial_layers)
 
 
@@ -49,7 +51,7 @@ def has_all_layers_on_gpus(fitted_server: FittedServer) -> bool:
 
 @dataclass(frozen=True)
 class _GpuLayers:
-    """The layers on one GPU: how many, and how many of them leave their experts on the host.
+    """The number of layers on one GPU, and the number of these whose experts are on the host.
 
     layers: number of layers.
     layers_with_host_experts: number of last layers with experts on the host.
@@ -172,11 +174,13 @@ class _LayerFit:
         hosted_layers: set[int] = set()
         partial_layers: list[tuple[int, tuple[str, ...], str]] = []
         first_gpu_layer = layer_count + 1 - gpu_layer_count
-        for i, gpu_layers in enumerate(layers_of_gpus):
+        for gpu_index, gpu_layers in enumerate(layers_of_gpus):
             first_gpu_layer += gpu_layers.layers - gpu_layers.layers_with_host_experts
             for layer_index in range(first_gpu_layer, first_gpu_layer + gpu_layers.layers_with_host_experts):
                 if layer_index == first_gpu_layer and gpu_layers.partial_layer_parts:
-                    next_device = self.server.devices[i + 1] if i + 1 < len(layers_of_gpus) else HOST_DEVICE
+                    next_device = (
+                        self.server.devices[gpu_index + 1] if gpu_index + 1 < len(layers_of_gpus) else HOST_DEVICE
+                    )
                     partial_layers.append((layer_index, gpu_layers.partial_layer_parts, next_device))
                 else:
                     hosted_layers.add(layer_index)
@@ -192,9 +196,9 @@ class _LayerFit:
         """Whether the GPUs `gpu_numbers` keep their free margins if each GPU has these layers."""
         buffers = self.buffers_of(layers_by_gpu)
         return all(
-            buffers.bytes_on(self.server.devices[i]) <= self.byte_limits[i]
-            for i in gpu_numbers
-            if i < len(layers_by_gpu)
+            buffers.bytes_on(self.server.devices[gpu_index]) <= self.byte_limits[gpu_index]
+            for gpu_index in gpu_numbers
+            if gpu_index < len(layers_by_gpu)
         )
 
     def place_layers(self) -> FittedServer:
@@ -202,9 +206,9 @@ class _LayerFit:
         layer_count = len(self.server.model.layers)
         has_experts = any(layer.expert_count for layer in self.server.model.layers)
         layers_by_gpu = [_GpuLayers()] * len(self.server.devices)
-        for i in reversed(range(len(layers_by_gpu))):
+        for gpu_index in reversed(range(len(layers_by_gpu))):
             unplaced_layer_count = layer_count + 1 - sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
-            layers_by_gpu = self._with_most_layers(layers_by_gpu, i, unplaced_layer_count, has_experts)
+            layers_by_gpu = self._with_most_layers(layers_by_gpu, gpu_index, unplaced_layer_count, has_experts)
         if has_experts and sum(gpu_layers.layers for gpu_layers in layers_by_gpu) == layer_count + 1:
             layers_by_gpu = self._with_experts_on_gpus(layers_by_gpu)
         gpu_layer_count = sum(gpu_layers.layers for gpu_layers in layers_by_gpu)
@@ -234,23 +238,26 @@ class _LayerFit:
 
     def _with_experts_on_gpus(self, layers_by_gpu: list[_GpuLayers]) -> list[_GpuLayers]:
         """Returns the layers per GPU after as many experts as fit have moved from the host, to the first GPU first."""
-        for i in range(len(layers_by_gpu)):
+        for gpu_index in range(len(layers_by_gpu)):
             hosted_layer_count = sum(gpu_layers.layers_with_host_experts for gpu_layers in layers_by_gpu)
             if not hosted_layer_count:
                 break
             layers_by_gpu = _with_moved_layers(
-                layers_by_gpu, i, self._most_movable_layers(layers_by_gpu, i, hosted_layer_count)
+                layers_by_gpu, gpu_index, self._most_movable_layers(layers_by_gpu, gpu_index, hosted_layer_count)
             )
             if (
                 sum(gpu_layers.layers_with_host_experts for gpu_layers in layers_by_gpu)
-                and not layers_by_gpu[i].partial_layer_parts
+                and not layers_by_gpu[gpu_index].partial_layer_parts
             ):
-                layers_by_gpu = self._with_partial_layer(layers_by_gpu, i)
+                layers_by_gpu = self._with_partial_layer(layers_by_gpu, gpu_index)
         return layers_by_gpu
 
-    def _most_movable_layers(self, layers_by_gpu: list[_GpuLayers], i: int, most_layers: int) -> int:
+    def _most_movable_layers(self, layers_by_gpu: list[_GpuLayers], gpu_number: int, most_layers: int) -> int:
         return largest_number(
-            most_layers, lambda layer_count: self.keeps_margins(_with_moved_layers(layers_by_gpu, i, layer_count), i)
+            most_layers,
+            lambda layer_count: self.keeps_margins(
+                _with_moved_layers(layers_by_gpu, gpu_number, layer_count), gpu_number
+            ),
         )
 
     def _with_partial_layer(self, layers_by_gpu: list[_GpuLayers], gpu_number: int) -> list[_GpuLayers]:
@@ -294,7 +301,7 @@ def _with_moved_layers(layers_by_gpu: list[_GpuLayers], gpu_number: int, layer_c
 def _with_overflow_layer(
     layers_by_gpu: list[_GpuLayers], donor_gpu: int, gpu_number: int, host_parts: tuple[str, ...]
 ) -> list[_GpuLayers]:
-    """Returns the layers per GPU with one more on a GPU. host_parts: parts of its experts that stay on the host."""
+    """Returns the layers per GPU with one more on a GPU, of which `host_parts` stay on the host."""
     changed_gpu_layers = list(layers_by_gpu)
     if donor_gpu != gpu_number:
         changed_gpu_layers[donor_gpu] = replace(

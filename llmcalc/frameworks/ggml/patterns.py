@@ -86,8 +86,12 @@ class NamePattern:
             next_states: set[int] = set()
             if i < len(tensor_name):
                 for automaton_state in active_states:
-                    for edge, next_state in self._edges[automaton_state]:
-                        if edge is not None and not isinstance(edge, _PatternAnchor) and edge(tensor_name[i]):
+                    for edge_test, next_state in self._edges[automaton_state]:
+                        if (
+                            edge_test is not None
+                            and not isinstance(edge_test, _PatternAnchor)
+                            and edge_test(tensor_name[i])
+                        ):
                             self._add_reachable_states(next_state, next_states, False, i + 1 == len(tensor_name))
             active_states = next_states
         return False
@@ -107,8 +111,10 @@ class NamePattern:
                     f"{self._flag} {short_repr(self._text)}: the pattern is too slow; expected a simpler one"
                 )
             reached_states.add(current_state)
-            for edge, next_state in self._edges[current_state]:
-                if edge is None or (isinstance(edge, _PatternAnchor) and (is_at_end if edge.is_end else is_at_start)):
+            for edge_test, next_state in self._edges[current_state]:
+                if edge_test is None or (
+                    isinstance(edge_test, _PatternAnchor) and (is_at_end if edge_test.is_end else is_at_start)
+                ):
                     pending_states.append(next_state)
 
     def _new_state(self) -> int:

@@ -138,7 +138,8 @@ class TensorDevices:
                 return HOST_DEVICE
             for layer_index, expert_parts, device in self.partial_layers:
                 if layer_index == tensor.layer_index and any(
-                    re.match(rf"blk\.{layer_index}\.ffn_{part}(_|\.)", tensor.name) for part in expert_parts
+                    re.match(rf"blk\.{layer_index}\.ffn_{expert_part}(_|\.)", tensor.name)
+                    for expert_part in expert_parts
                 ):
                     return device
             return self.layer_devices.device(tensor.layer_index)

@@ -155,18 +155,18 @@ class GgmlServer(GgmlSettings):
         )
 
     def _entry_cache(self, layer: LayerShape) -> int:
-        """Returns the bytes of cached compressed entries, and of float32 states for tokens that do not fill one yet.
+        """Returns the bytes of cached compressed vectors, and of float32 states for tokens not yet compressed.
 
         Every sequence has its own (src/llama-kv-cache-dsv4.cpp).
         """
         cell_padding = self.rules.cell_padding
-        entry_bytes: int = sum(
-            round_up(-(-self.sequence_cells // compressed_entries.tokens_per_entry), cell_padding)
-            * cache_bytes(self.key_type, compressed_entries.width)
-            + 4 * compressed_entries.state_elements
-            for compressed_entries in layer.compressed_caches
+        vector_bytes: int = sum(
+            round_up(-(-self.sequence_cells // compressed_cache.tokens_per_entry), cell_padding)
+            * cache_bytes(self.key_type, compressed_cache.width)
+            + 4 * compressed_cache.state_elements
+            for compressed_cache in layer.compressed_caches
         )
-        return entry_bytes * self.slot_count
+        return vector_bytes * self.slot_count
 
     def _latent_cache(self, layer: LayerShape) -> tuple[int, int]:
         assert layer.latent_sizes is not None
@@ -186,8 +186,10 @@ class GgmlServer(GgmlSettings):
     def cache_buffers(self, tensor_placement: TensorDevices) -> dict[str, int]:
         """Returns the bytes of caches by device; a layer's cache is on the layer's device."""
         bytes_by_device: dict[str, int] = {}
-        for i, layer in enumerate(self.model.layers):
-            device = tensor_placement.layer_devices.device(i) if self.is_cache_on_layer_device else HOST_DEVICE
+        for layer_index, layer in enumerate(self.model.layers):
+            device = (
+                tensor_placement.layer_devices.device(layer_index) if self.is_cache_on_layer_device else HOST_DEVICE
+            )
             bytes_by_device[device] = bytes_by_device.get(device, 0) + sum(self.cache_bytes_of_layer(layer))
         return bytes_by_device
 
@@ -234,13 +236,13 @@ class GgmlServer(GgmlSettings):
         )
         moved_tokens = graph_settings.tokens if graph_settings.may_move_weights and self.devices else 0
         layer_keys = self._layer_keys(tensor_placement, size_and_device_by_name, moved_tokens, layers)
-        graph_indices = [list(layers)[i] for i in layers_with_graphs(layer_keys)]
+        graph_indices = [list(layers)[layer_index] for layer_index in layers_with_graphs(layer_keys)]
         model_graph = ModelGraph(
             version_rules.graph_rules,
             graph_settings,
             self.model.hidden_size,
             self.model.vocab_size,
-            {i: layers[i] for i in graph_indices},
+            {layer_index: layers[layer_index] for layer_index in graph_indices},
             max(layers) + 1,
             tensor_placement.layer_devices.device,
             size_and_device_by_name.get,
@@ -261,7 +263,7 @@ class GgmlServer(GgmlSettings):
         moved_tokens: int,
         layers: Mapping[int, LayerShape],
     ) -> list[Hashable]:
-        """Returns a key for each layer, which is equal for layers whose compute graphs are equal.
+        """Returns the key of each layer; layers with equal keys have equal compute graphs.
 
         The bytes of a weight are part of it only where an operation may copy the weight to another device.
         moved_tokens: tokens of a micro-batch, 0 where no operation moves to a GPU.
@@ -272,8 +274,8 @@ class GgmlServer(GgmlSettings):
             if tensor.layer_index is not None:
                 tensors_by_layer.setdefault(tensor.layer_index, []).append(tensor)
         layer_keys: list[Hashable] = []
-        for i, layer in layers.items():
-            layer_tensors = tensors_by_layer.get(i, ())
+        for layer_index, layer in layers.items():
+            layer_tensors = tensors_by_layer.get(layer_index, ())
             expert_devices = {
                 size_and_device_by_name[tensor.name][1] for tensor in layer_tensors if EXPERT_TENSORS.match(tensor.name)
             }
@@ -287,9 +289,9 @@ class GgmlServer(GgmlSettings):
                 else:
                     copies_experts = device == HOST_DEVICE and version_rules.is_product_moved(moved_tokens)
                 weight_keys.append(
-                    (tensor.name.partition(f"blk.{i}.")[2], device, tensor_bytes if copies_experts else 0)
+                    (tensor.name.partition(f"blk.{layer_index}.")[2], device, tensor_bytes if copies_experts else 0)
                 )
-            layer_keys.append((id(layer), tensor_placement.layer_devices.device(i), tuple(weight_keys)))
+            layer_keys.append((id(layer), tensor_placement.layer_devices.device(layer_index), tuple(weight_keys)))
         return layer_keys
 
     def buffers(self, tensor_placement: TensorDevices) -> BufferSizes:
@@ -344,7 +346,9 @@ class GgmlServer(GgmlSettings):
         cache_sizes = {
             cache_device: sum(sum(module_server.cache_bytes_of_layer(module_shape)) for module_shape in mtp_modules)
         }
-        module_layers = {layer_count + i: module_shape for i, module_shape in enumerate(mtp_modules)}
+        module_layers = {
+            layer_count + module_index: module_shape for module_index, module_shape in enumerate(mtp_modules)
+        }
         return BufferSizes(
             tensor_sizes,
             cache_sizes,

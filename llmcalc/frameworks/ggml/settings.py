@@ -57,7 +57,11 @@ class GgmlSettings(EngineServer):
         if self.drafted_tokens and self.rules.outputs == "tokens":
             flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
             first_version = next(
-                (rules.start_version for rules in self.engine_record.versions if rules.outputs == "sequences"),
+                (
+                    version_rules.start_version
+                    for version_rules in self.engine_record.versions
+                    if version_rules.outputs == "sequences"
+                ),
                 "",
             )
             raise InputError(f"{flag}: speculative decoding is modelled from build {first_version} on; remove the flag")
@@ -238,13 +242,13 @@ class GgmlSettings(EngineServer):
 
     @cached_property
     def modules_file(self) -> GgufModel | None:
-        """The model with the format of a separate file of multi-token-prediction modules; None without such a file."""
+        """The model in the format of a separate file of MTP modules; None without such a file."""
         scheme = modules_scheme(self.flags, self.preset)
         return None if scheme is None else GgufModel.from_quantize_flag(self.preset, scheme)
 
     @property
     def has_exact_modules_file(self) -> bool:
-        """Whether the formats in a separate MTP file are known, because the file has only q8_0, f16 or bf16 tensors."""
+        """Whether the number format of MTP modules is known: no separate file, or q8_0, f16 or bf16."""
         return self.modules_file is None or self.modules_file.quantize in ("q8_0", "f16", "bf16")
 
     @property
@@ -268,7 +272,7 @@ class GgmlSettings(EngineServer):
 
     @property
     def longest_request(self) -> int:
-        """The largest number of tokens in a slot's sequence."""
+        """The largest number of tokens in the sequence of one slot."""
         return self.sequence_cells // (self.slot_count if self.rules.one_cache else 1)
 
     def window_cells(self, window_size: int | None) -> int:
@@ -321,10 +325,10 @@ def refuse_gpu_flags(hardware: Hardware, flags: Mapping[str, Any]) -> None:
     if not hardware.is_processor:
         return
     values_without_gpu = {"n_gpu_layers": ("auto", "-1", "0"), "device": ("none", "0"), "tensor_split": ()}
-    for flag_name, values in values_without_gpu.items():
-        value = str(flags.get(flag_name))
-        if flag_name in flags and value not in values:
-            typed_flag = f"--{flag_name.replace('_', '-')} {value[:40]}"
-            if value.replace(",", "").isdecimal() and flag_name == "device":  # the numbers of `--devices`
-                typed_flag = f"--devices {value.count(',') + 1}"
+    for flag_name, allowed_values in values_without_gpu.items():
+        flag_value = str(flags.get(flag_name))
+        if flag_name in flags and flag_value not in allowed_values:
+            typed_flag = f"--{flag_name.replace('_', '-')} {flag_value[:40]}"
+            if flag_value.replace(",", "").isdecimal() and flag_name == "device":  # the numbers of `--devices`
+                typed_flag = f"--devices {flag_value.count(',') + 1}"
             raise InputError(f"{typed_flag}: {hardware.title} is a processor, without GPUs that take layers; remove it")

@@ -140,7 +140,9 @@ def _checkpoint_by_name(draft_name: str) -> tuple[Preset, str] | None:
 def draft_flags(flags: Mapping[str, Any], context_tokens: int, sequence_count: int, is_unified: bool) -> dict[str, Any]:
     """Returns the flags for the draft model as a server. context_tokens: the tokens in the target model's cache."""
     inherited_flags = {flag_name: flags[flag_name] for flag_name in INHERITED_FLAGS if flag_name in flags}
-    chosen_flags = {target_field: flags[name] for name, target_field in TARGET_FLAGS.items() if name in flags}
+    chosen_flags = {
+        target_field: flags[flag_field] for flag_field, target_field in TARGET_FLAGS.items() if flag_field in flags
+    }
     return {
         **inherited_flags, **chosen_flags,
         "ctx_size": context_tokens, "parallel": sequence_count, "kv_unified": is_unified, "fit": "off",

@@ -46,14 +46,14 @@ class GraphRules:
     fused_delta_net: bool = False
     rotates_vectors: bool = False
 
-    def is_product_moved(self, tokens: int) -> bool:
+    def is_product_moved(self, token_count: int) -> bool:
         """Whether a matrix product with a weight on the host is computed on a GPU for this number of tokens."""
-        return tokens >= self.least_moved_tokens
+        return token_count >= self.least_moved_tokens
 
-    def are_experts_moved(self, tokens: int, layer: LayerShape) -> bool:
+    def are_experts_moved(self, token_count: int, layer: LayerShape) -> bool:
         """Whether products with experts on the host are computed on a GPU for this number of tokens."""
-        moves_whole_experts = tokens * layer.top_k >= self.least_moved_tokens * layer.expert_count
-        return self.is_product_moved(tokens) and (moves_whole_experts or not self.moves_by_expert)
+        moves_whole_experts = token_count * layer.top_k >= self.least_moved_tokens * layer.expert_count
+        return self.is_product_moved(token_count) and (moves_whole_experts or not self.moves_by_expert)
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ class ModelGraph:
     _rotations: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        tokens = self.settings.tokens
-        self.positions = Tensor(tokens * I32_BYTES, operation_name="input", dimensions=(tokens,))
-        self.row_numbers = Tensor(tokens * I64_BYTES, operation_name="input", dimensions=(tokens, 8))
+        token_count = self.settings.tokens
+        self.positions = Tensor(token_count * I32_BYTES, operation_name="input", dimensions=(token_count,))
+        self.row_numbers = Tensor(token_count * I64_BYTES, operation_name="input", dimensions=(token_count, 8))
 
     # -- primitives ----------------------------------------------------------------------------------------------
 
@@ -165,19 +165,19 @@ class ModelGraph:
         return Tensor(input_tensor.nbytes, (input_tensor,), "view", layout, has_offset=has_offset)
 
     def matmul(
-        self, weight_name: str, layer_index: int | None, output_width: int, input_tensor: Tensor, tokens: int
+        self, weight_name: str, layer_index: int | None, output_width: int, input_tensor: Tensor, token_count: int
     ) -> Tensor:
         weight = self._weight(weight_name, layer_index)
-        return self._new_tensor((output_width, tokens), weight, input_tensor, may_move=self._is_moved(tokens))
+        return self._new_tensor((output_width, token_count), weight, input_tensor, may_move=self._is_moved(token_count))
 
-    def _is_moved(self, tokens: int) -> bool:
-        """Whether an operation on `tokens` tokens with a weight on the host is computed on a GPU (`offload_op`)."""
-        return self.rules.is_product_moved(tokens) and self.settings.may_move_weights
+    def _is_moved(self, token_count: int) -> bool:
+        """Whether an operation with a weight on the host is computed on a GPU for this many tokens (`offload_op`)."""
+        return self.rules.is_product_moved(token_count) and self.settings.may_move_weights
 
     def norm(self, weight_name: str, layer_index: int | None, input_tensor: Tensor) -> Tensor:
         weight = self._weight(weight_name, layer_index)
-        tokens = input_tensor.dimensions[-2] if input_tensor.dimensions else 0
-        may_move = self._is_moved(tokens)
+        token_count = input_tensor.dimensions[-2] if input_tensor.dimensions else 0
+        may_move = self._is_moved(token_count)
         if self.rules.style == "ik":
             return Tensor(
                 input_tensor.nbytes, (input_tensor, weight), "new", input_tensor.dimensions, may_move=may_move
@@ -190,8 +190,10 @@ class ModelGraph:
     def mask(self, window: int | None) -> Tensor:
         """Returns the attention mask for layers with this window, in 16 bits for flash attention."""
         if window not in self._masks:
-            tokens = self.settings.tokens // self.settings.stream_count
-            padded_rows = -(-tokens // MASK_ROW_MULTIPLE) * MASK_ROW_MULTIPLE if self.rules.pad_mask else tokens
+            token_count = self.settings.tokens // self.settings.stream_count
+            padded_rows = (
+                -(-token_count // MASK_ROW_MULTIPLE) * MASK_ROW_MULTIPLE if self.rules.pad_mask else token_count
+            )
             mask_cells = self.settings.cells_by_window[window] * self.settings.stream_count
             uses_flash_attention = self.settings.uses_flash_attention
             element_bytes = F16_BYTES if uses_flash_attention and self.rules.mask_f16 else F32_BYTES
@@ -234,149 +236,173 @@ class ModelGraph:
         row_numbers = (self.row_numbers,) if self.rules.store_rows else ()
         return Tensor(0, (input_tensor, *row_numbers, cache), "store")
 
-    def attention(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
-        """Adds the attention of layer `i`: projections, cache, attention and output projection."""
-        settings, tokens = self.settings, self.settings.tokens
-        cache_device = self.device_of_layer(i) if settings.keeps_attention else HOST_DEVICE
+    def attention(self, layer_index: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
+        """Adds the attention of layer `layer_index`: projections, cache, attention and output projection."""
+        settings, token_count = self.settings, self.settings.tokens
+        cache_device = self.device_of_layer(layer_index) if settings.keeps_attention else HOST_DEVICE
         key_cache, value_cache = (
             Tensor(cache_bytes, operation_name="cache", device=cache_device)
             for cache_bytes in settings.cache_bytes_of_layer(layer)
         )
-        head_dim, heads = layer.head_dim, layer.head_count
-        key_heads = max(1, layer.key_width // head_dim) if head_dim else 1
-        value_dim = layer.value_width // key_heads
+        head_dim, head_count = layer.head_dim, layer.head_count
+        key_head_count = max(1, layer.key_width // head_dim) if head_dim else 1
+        value_dim = layer.value_width // key_head_count
         gate_width = layer.attention_gate_width if settings.has_query_gates else 0
-        query_and_gate = self.matmul(f"blk.{i}.attn_q.weight", i, heads * head_dim + gate_width, normed_input, tokens)
+        query_and_gate = self.matmul(
+            f"blk.{layer_index}.attn_q.weight",
+            layer_index,
+            head_count * head_dim + gate_width,
+            normed_input,
+            token_count,
+        )
         if not layer.key_width:
-            return self._attention_over_shared_cache(i, layer, query_and_gate, key_cache, value_cache)
-        key = self.matmul(f"blk.{i}.attn_k.weight", i, layer.key_width, normed_input, tokens)
-        value = self.matmul(f"blk.{i}.attn_v.weight", i, layer.value_width, normed_input, tokens)
-        query = self._view(query_and_gate, (head_dim, heads, tokens))
-        key = self._view(key, (head_dim, key_heads, tokens))
+            return self._attention_over_shared_cache(layer_index, layer, query_and_gate, key_cache, value_cache)
+        key = self.matmul(f"blk.{layer_index}.attn_k.weight", layer_index, layer.key_width, normed_input, token_count)
+        value = self.matmul(
+            f"blk.{layer_index}.attn_v.weight", layer_index, layer.value_width, normed_input, token_count
+        )
+        query = self._view(query_and_gate, (head_dim, head_count, token_count))
+        key = self._view(key, (head_dim, key_head_count, token_count))
         if gate_width:
-            query = self._new_tensor((head_dim, heads, tokens), query)  # its norm, out of place beside the gate
-        if self.weight_location(f"blk.{i}.attn_q_norm.weight") is not None:
-            query = self.norm(f"blk.{i}.attn_q_norm.weight", i, query)
-            key = self.norm(f"blk.{i}.attn_k_norm.weight", i, key)
+            query = self._new_tensor(
+                (head_dim, head_count, token_count), query
+            )  # its norm, out of place beside the gate
+        if self.weight_location(f"blk.{layer_index}.attn_q_norm.weight") is not None:
+            query = self.norm(f"blk.{layer_index}.attn_q_norm.weight", layer_index, query)
+            key = self.norm(f"blk.{layer_index}.attn_k_norm.weight", layer_index, key)
         query = self._inplace_result(query, query, self.positions)
         key = self._inplace_result(key, key, self.positions)
         key_rotation = self.rotation_matrix(head_dim, settings.key_type_bytes)
         value_rotation = self.rotation_matrix(value_dim, settings.value_type_bytes, column_limit=SMALLEST_ROTATION_ROWS)
-        query = self.apply_rotation(query, (head_dim, heads, tokens), key_rotation)
-        key = self.apply_rotation(key, (head_dim, key_heads, tokens), key_rotation)
-        value = self.apply_rotation(value, (value_dim, key_heads, tokens), value_rotation)
+        query = self.apply_rotation(query, (head_dim, head_count, token_count), key_rotation)
+        key = self.apply_rotation(key, (head_dim, key_head_count, token_count), key_rotation)
+        value = self.apply_rotation(value, (value_dim, key_head_count, token_count), value_rotation)
         self.graph.add_operations(query, *((value, key) if self.rules.store_rows else (key, value)))
         self.graph.add_operations(self._store_in_cache(key_cache, key))
         if not settings.uses_flash_attention:
             value = self._view(value, None)
         self.graph.add_operations(self._store_in_cache(value_cache, value))
-        heads_output = self._attend(self._view(query, None), key_cache, value_cache, heads, value_dim, layer.window)
+        heads_output = self._attend(
+            self._view(query, None), key_cache, value_cache, head_count, value_dim, layer.window
+        )
         self.graph.add_operations(heads_output)
-        heads_output = self.apply_rotation(heads_output, (value_dim * heads, tokens), value_rotation)
+        heads_output = self.apply_rotation(heads_output, (value_dim * head_count, token_count), value_rotation)
         if gate_width:
-            gate = self._new_tensor((gate_width, tokens), self._view(query_and_gate, None, has_offset=True))
+            gate = self._new_tensor((gate_width, token_count), self._view(query_and_gate, None, has_offset=True))
             heads_output = self._inplace_result(heads_output, heads_output, self._inplace_result(gate, gate))
-        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden_size, heads_output, tokens)
+        return self.matmul(
+            f"blk.{layer_index}.attn_output.weight", layer_index, self.hidden_size, heads_output, token_count
+        )
 
     def _attention_over_shared_cache(
-        self, i: int, layer: LayerShape, query: Tensor, key_cache: Tensor, value_cache: Tensor
+        self, layer_index: int, layer: LayerShape, query: Tensor, key_cache: Tensor, value_cache: Tensor
     ) -> Tensor:
         """Adds attention of a layer that reads an earlier layer's cache (Gemma 3n, Gemma 4 E2B)."""
-        tokens, head_dim, heads = self.settings.tokens, layer.head_dim, layer.head_count
-        query = self.norm(f"blk.{i}.attn_q_norm.weight", i, self._view(query, (head_dim, heads, tokens)))
+        token_count, head_dim, head_count = self.settings.tokens, layer.head_dim, layer.head_count
+        query = self.norm(
+            f"blk.{layer_index}.attn_q_norm.weight", layer_index, self._view(query, (head_dim, head_count, token_count))
+        )
         query = self._inplace_result(query, query, self.positions)
         query = self.apply_rotation(
-            query, (head_dim, heads, tokens), self.rotation_matrix(head_dim, self.settings.key_type_bytes)
+            query, (head_dim, head_count, token_count), self.rotation_matrix(head_dim, self.settings.key_type_bytes)
         )
         value_rotation = self.rotation_matrix(
             head_dim, self.settings.value_type_bytes, column_limit=SMALLEST_ROTATION_ROWS
         )
         self.graph.add_operations(query)
-        heads_output = self._attend(self._view(query, None), key_cache, value_cache, heads, head_dim, layer.window)
+        heads_output = self._attend(self._view(query, None), key_cache, value_cache, head_count, head_dim, layer.window)
         self.graph.add_operations(heads_output)
-        heads_output = self.apply_rotation(heads_output, (head_dim * heads, tokens), value_rotation)
-        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden_size, heads_output, tokens)
+        heads_output = self.apply_rotation(heads_output, (head_dim * head_count, token_count), value_rotation)
+        return self.matmul(
+            f"blk.{layer_index}.attn_output.weight", layer_index, self.hidden_size, heads_output, token_count
+        )
 
     def _attend(
         self,
         query: Tensor,
         cached_keys: Tensor,
         cached_values: Tensor,
-        heads: int,
+        head_count: int,
         value_dim: int,
         window_size: int | None,
     ) -> Tensor:
         """Adds attention to cached keys and values: one flash operation, or scores, softmax and weighted sums."""
-        settings, tokens = self.settings, self.settings.tokens
+        settings, token_count = self.settings, self.settings.tokens
         cache_cells = settings.cells_by_window[window_size]
         if settings.uses_flash_attention:
             weighted_values = self._new_tensor(
-                (value_dim, heads, tokens), query, cached_keys, cached_values, self.mask(window_size)
+                (value_dim, head_count, token_count), query, cached_keys, cached_values, self.mask(window_size)
             )
-            return self._view(weighted_values, (value_dim * heads, tokens))
-        scores = self._new_tensor((cache_cells, tokens, heads), cached_keys, query)
+            return self._view(weighted_values, (value_dim * head_count, token_count))
+        scores = self._new_tensor((cache_cells, token_count, head_count), cached_keys, query)
         scores = self._inplace_result(scores, scores, self.mask(window_size))
-        weighted_values = self._new_tensor((value_dim, tokens, heads), cached_values, scores)
-        merged_heads = self._new_tensor((value_dim * heads, tokens), self._view(weighted_values, None))
+        weighted_values = self._new_tensor((value_dim, token_count, head_count), cached_values, scores)
+        merged_heads = self._new_tensor((value_dim * head_count, token_count), self._view(weighted_values, None))
         if not settings.keeps_attention:
             merged_heads.device = HOST_DEVICE
         return merged_heads
 
-    def latent_attention(self, i: int, layer: LayerShape, layer_input: Tensor) -> Tensor:
+    def latent_attention(self, layer_index: int, layer: LayerShape, layer_input: Tensor) -> Tensor:
         """Adds multi-head latent attention: expands keys and values from latents, or absorbs the products (-mla)."""
         assert layer.latent_sizes is not None
-        settings, tokens, latent_sizes = self.settings, self.settings.tokens, layer.latent_sizes
+        settings, token_count, latent_sizes = self.settings, self.settings.tokens, layer.latent_sizes
         latent_rank, rope_dim, nope_dim, _, q_lora_rank = latent_sizes
-        heads, head_dim = layer.head_count, nope_dim + rope_dim
-        cache_device = self.device_of_layer(i) if settings.keeps_attention else HOST_DEVICE
+        head_count, head_dim = layer.head_count, nope_dim + rope_dim
+        cache_device = self.device_of_layer(layer_index) if settings.keeps_attention else HOST_DEVICE
         cache = Tensor(settings.cache_bytes_of_layer(layer)[0], operation_name="cache", device=cache_device)
         query_source = layer_input
         if q_lora_rank:
             query_source = self.norm(
-                f"blk.{i}.attn_q_a_norm.weight",
-                i,
-                self.matmul(f"blk.{i}.attn_q_a.weight", i, q_lora_rank, layer_input, tokens),
+                f"blk.{layer_index}.attn_q_a_norm.weight",
+                layer_index,
+                self.matmul(f"blk.{layer_index}.attn_q_a.weight", layer_index, q_lora_rank, layer_input, token_count),
             )
         query = self.matmul(
-            f"blk.{i}.attn_q_b.weight" if q_lora_rank else f"blk.{i}.attn_q.weight",
-            i,
-            heads * head_dim,
+            f"blk.{layer_index}.attn_q_b.weight" if q_lora_rank else f"blk.{layer_index}.attn_q.weight",
+            layer_index,
+            head_count * head_dim,
             query_source,
-            tokens,
+            token_count,
         )
         query_nope = self._view(query, None)
         query_rope = self._new_tensor(
-            (rope_dim, heads, tokens), self._view(query, None, has_offset=True), self.positions
+            (rope_dim, head_count, token_count), self._view(query, None, has_offset=True), self.positions
         )
-        compressed_latent = self.matmul(f"blk.{i}.attn_kv_a_mqa.weight", i, latent_rank + rope_dim, layer_input, tokens)
+        compressed_latent = self.matmul(
+            f"blk.{layer_index}.attn_kv_a_mqa.weight", layer_index, latent_rank + rope_dim, layer_input, token_count
+        )
         key_rope = self._new_tensor(
-            (rope_dim, tokens), self._view(compressed_latent, None, has_offset=True), self.positions
+            (rope_dim, token_count), self._view(compressed_latent, None, has_offset=True), self.positions
         )
         normed_latent = self._new_tensor(
-            (latent_rank, tokens),
+            (latent_rank, token_count),
             self._view(compressed_latent, None),
-            self._weight(f"blk.{i}.attn_kv_a_norm.weight", i),
+            self._weight(f"blk.{layer_index}.attn_kv_a_norm.weight", layer_index),
         )
         if settings.latent_mode == 0:
-            head_values = self._attend_expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
+            head_values = self._attend_expanded(
+                layer_index, layer, normed_latent, key_rope, query_nope, query_rope, cache_device
+            )
         else:
-            cached_latent = self._new_tensor((latent_rank + rope_dim, tokens), key_rope, normed_latent)
+            cached_latent = self._new_tensor((latent_rank + rope_dim, token_count), key_rope, normed_latent)
             self.graph.add_operations(self._store_in_cache(cache, cached_latent))
             if (
                 self.rules.style == "ik"
                 and settings.latent_mode > 1
                 and settings.uses_flash_attention
-                and tokens >= 128
+                and token_count >= 128
             ):
-                head_values = self._attend_by_head_groups(i, layer, cache, query_nope, query_rope)
+                head_values = self._attend_by_head_groups(layer_index, layer, cache, query_nope, query_rope)
             else:
-                head_values = self._attend_absorbed(i, layer, cache, query_nope, query_rope)
+                head_values = self._attend_absorbed(layer_index, layer, cache, query_nope, query_rope)
         self.graph.add_operations(head_values)
-        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden_size, head_values, tokens)
+        return self.matmul(
+            f"blk.{layer_index}.attn_output.weight", layer_index, self.hidden_size, head_values, token_count
+        )
 
     def _attend_expanded(
         self,
-        i: int,
+        layer_index: int,
         layer: LayerShape,
         normed_latent: Tensor,
         key_rope: Tensor,
@@ -386,143 +412,163 @@ class ModelGraph:
     ) -> Tensor:
         """Adds latent attention to a cache that holds the expanded keys and values of every head."""
         assert layer.latent_sizes is not None
-        tokens, (_, rope_dim, nope_dim, value_dim, _) = self.settings.tokens, layer.latent_sizes
-        heads = layer.head_count
+        token_count, (_, rope_dim, nope_dim, value_dim, _) = self.settings.tokens, layer.latent_sizes
+        head_count = layer.head_count
         key_cache, value_cache = (
             Tensor(cache_bytes, operation_name="cache", device=cache_device)
             for cache_bytes in self.settings.cache_bytes_of_layer(layer)
         )
         keys_and_values = self.matmul(
-            f"blk.{i}.attn_kv_b.weight", i, heads * (nope_dim + value_dim), normed_latent, tokens
+            f"blk.{layer_index}.attn_kv_b.weight",
+            layer_index,
+            head_count * (nope_dim + value_dim),
+            normed_latent,
+            token_count,
         )
-        value = self._new_tensor((value_dim, heads, tokens), self._view(keys_and_values, None, has_offset=True))
-        query = self._new_tensor((nope_dim + rope_dim, heads, tokens), query_nope, query_rope)
-        repeated_key_rope = self._new_tensor((rope_dim, heads, tokens), key_rope, query_rope)
+        value = self._new_tensor(
+            (value_dim, head_count, token_count), self._view(keys_and_values, None, has_offset=True)
+        )
+        query = self._new_tensor((nope_dim + rope_dim, head_count, token_count), query_nope, query_rope)
+        repeated_key_rope = self._new_tensor((rope_dim, head_count, token_count), key_rope, query_rope)
         key = self._new_tensor(
-            (nope_dim + rope_dim, heads, tokens), self._view(keys_and_values, None), repeated_key_rope
+            (nope_dim + rope_dim, head_count, token_count), self._view(keys_and_values, None), repeated_key_rope
         )
-        value = self._view(value, (value_dim * heads, tokens))
+        value = self._view(value, (value_dim * head_count, token_count))
         self.graph.add_operations(query, key, value, self._store_in_cache(key_cache, key))
         self.graph.add_operations(
             self._store_in_cache(value_cache, value if self.settings.uses_flash_attention else self._view(value, None))
         )
-        return self._attend(self._view(query, None), key_cache, value_cache, heads, value_dim, layer.window)
+        return self._attend(self._view(query, None), key_cache, value_cache, head_count, value_dim, layer.window)
 
     def _attend_by_head_groups(
-        self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
+        self, layer_index: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
     ) -> Tensor:
         """Adds latent attention that expands cached latents for one group of heads at a time (-mla 2 and 3).
 
         -amb bounds the MiB of the expanded keys and values of one group of heads.
         """
         assert layer.latent_sizes is not None
-        settings, tokens = self.settings, self.settings.tokens
+        settings, token_count = self.settings, self.settings.tokens
         _, rope_dim, nope_dim, value_dim, _ = layer.latent_sizes
-        cells, heads = settings.cells_by_window[layer.window], layer.head_count
-        heads_per_group, key_value_mib = heads, heads * (nope_dim + value_dim) * cells * F32_BYTES // MIB
+        cell_count, head_count = settings.cells_by_window[layer.window], layer.head_count
+        heads_per_group, key_value_mib = head_count, head_count * (nope_dim + value_dim) * cell_count * F32_BYTES // MIB
         memory_limit_mib = settings.attention_batch_mib
         while memory_limit_mib and key_value_mib > memory_limit_mib and heads_per_group % 2 == 0:
             heads_per_group, key_value_mib = heads_per_group // 2, key_value_mib // 2
         copy_type_bytes = F16_BYTES * 256 if settings.has_gpus else settings.key_type_bytes
         rotated_keys: Tensor = self._view(cache, None)
         if not settings.key_type_is_f16 and settings.has_gpus:
-            rotated_keys = self._new_tensor((rope_dim, cells), rotated_keys, element_bytes=F16_BYTES)
-        rotated_keys = self._new_tensor_in_format((rope_dim, cells, heads_per_group), copy_type_bytes, rotated_keys)
-        query = self._new_tensor((nope_dim + rope_dim, heads, tokens), query_rope, query_nope)
+            rotated_keys = self._new_tensor((rope_dim, cell_count), rotated_keys, element_bytes=F16_BYTES)
+        rotated_keys = self._new_tensor_in_format(
+            (rope_dim, cell_count, heads_per_group), copy_type_bytes, rotated_keys
+        )
+        query = self._new_tensor((nope_dim + rope_dim, head_count, token_count), query_rope, query_nope)
         self.graph.add_operations(query)
         merged_output: Tensor | None = None
-        for _ in range(heads // heads_per_group):
-            weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
+        for _ in range(head_count // heads_per_group):
+            weight = self._weight(f"blk.{layer_index}.attn_kv_b.weight", layer_index)
             keys_and_values = self._new_tensor(
-                (heads_per_group * (nope_dim + value_dim), cells), weight, self._view(cache, None)
+                (heads_per_group * (nope_dim + value_dim), cell_count), weight, self._view(cache, None)
             )
             value = self._new_tensor_in_format(
-                (value_dim, cells, heads_per_group), copy_type_bytes, self._view(keys_and_values, None, has_offset=True)
+                (value_dim, cell_count, heads_per_group),
+                copy_type_bytes,
+                self._view(keys_and_values, None, has_offset=True),
             )
             key_nope = self._new_tensor_in_format(
-                (nope_dim, cells, heads_per_group), copy_type_bytes, self._view(keys_and_values, None)
+                (nope_dim, cell_count, heads_per_group), copy_type_bytes, self._view(keys_and_values, None)
             )
             self.graph.add_operations(key_nope, value)
             key = self._new_tensor_in_format(
-                (nope_dim + rope_dim, cells, heads_per_group), copy_type_bytes, rotated_keys, key_nope
+                (nope_dim + rope_dim, cell_count, heads_per_group), copy_type_bytes, rotated_keys, key_nope
             )
             self.graph.add_operations(key)
             weighted_values = self._new_tensor(
-                (value_dim, heads_per_group, tokens), self._view(query, None), key, value, self.mask(layer.window)
+                (value_dim, heads_per_group, token_count), self._view(query, None), key, value, self.mask(layer.window)
             )
-            merged_heads = self._view(weighted_values, (value_dim * heads_per_group, tokens))
+            merged_heads = self._view(weighted_values, (value_dim * heads_per_group, token_count))
             output_width = (
                 0 if merged_output is None or merged_output.dimensions is None else merged_output.dimensions[0]
             )
             merged_output = (
                 merged_heads
                 if merged_output is None
-                else self._new_tensor((output_width + value_dim * heads_per_group, tokens), merged_output, merged_heads)
+                else self._new_tensor(
+                    (output_width + value_dim * heads_per_group, token_count), merged_output, merged_heads
+                )
             )
         assert merged_output is not None
         return merged_output
 
     def _attend_absorbed(
-        self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
+        self, layer_index: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
     ) -> Tensor:
         """Adds latent attention to the cached latents themselves, with absorbed products."""
         assert layer.latent_sizes is not None
-        settings, tokens = self.settings, self.settings.tokens
+        settings, token_count = self.settings, self.settings.tokens
         latent_rank, rope_dim, _, value_dim, _ = layer.latent_sizes
-        cells, heads = settings.cells_by_window[layer.window], layer.head_count
-        up_projection = self._weight(f"blk.{i}.attn_kv_b.weight", i)
-        absorbed_query = self._new_tensor((latent_rank, tokens, heads), up_projection, query_nope)
+        cell_count, head_count = settings.cells_by_window[layer.window], layer.head_count
+        up_projection = self._weight(f"blk.{layer_index}.attn_kv_b.weight", layer_index)
+        absorbed_query = self._new_tensor((latent_rank, token_count, head_count), up_projection, query_nope)
         if self.rules.style == "ik":
             query = self._new_tensor(
-                (latent_rank + rope_dim, tokens, heads), self._view(query_rope, None), absorbed_query
+                (latent_rank + rope_dim, token_count, head_count), self._view(query_rope, None), absorbed_query
             )
         else:
             query = self._new_tensor(
-                (latent_rank + rope_dim, heads, tokens), self._view(absorbed_query, None), query_rope
+                (latent_rank + rope_dim, head_count, token_count), self._view(absorbed_query, None), query_rope
             )
         uses_flash = settings.uses_flash_attention and (self.rules.style != "ik" or settings.latent_mode in (1, 3))
         if uses_flash:
-            weighted_latents = self._new_tensor((latent_rank, heads, tokens), query, cache, self.mask(layer.window))
+            weighted_latents = self._new_tensor(
+                (latent_rank, head_count, token_count), query, cache, self.mask(layer.window)
+            )
         else:
             latents: Tensor = cache
             if self.rules.style != "ik" or settings.latent_mode > 1:
                 latents = self._new_tensor(
-                    (cells, latent_rank),
+                    (cell_count, latent_rank),
                     self._view(cache, None),
                     element_bytes=F16_BYTES if settings.key_type_is_f16 else F32_BYTES,
                 )
-            weighted_latents = self._attend_with_scores(query, cache, latents, cells, heads, latent_rank, layer.window)
+            weighted_latents = self._attend_with_scores(
+                query, cache, latents, cell_count, head_count, latent_rank, layer.window
+            )
         head_values = self._new_tensor(
-            (value_dim, tokens, heads), self._weight(f"blk.{i}.attn_kv_b.weight", i), weighted_latents
+            (value_dim, token_count, head_count),
+            self._weight(f"blk.{layer_index}.attn_kv_b.weight", layer_index),
+            weighted_latents,
         )
-        return self._new_tensor((value_dim * heads, tokens), self._view(head_values, None))
+        return self._new_tensor((value_dim * head_count, token_count), self._view(head_values, None))
 
     def _attend_with_scores(
         self,
         query: Tensor,
         cache: Tensor,
         cached_values: Tensor,
-        cache_cells: int,
-        heads: int,
+        cell_count: int,
+        head_count: int,
         latent_rank: int,
         window_size: int | None,
     ) -> Tensor:
         """Adds scores and weighted sums of latents; ik's -amb limits the MiB of scores per group of heads."""
-        tokens, mib_limit = self.settings.tokens, self.settings.attention_batch_mib
-        scores_mib = cache_cells * tokens * heads * F32_BYTES // MIB
-        step_count = 1 if not mib_limit or mib_limit >= scores_mib else min(-(-scores_mib // mib_limit), heads)
-        group_size, attention_output, finished_heads = -(-heads // step_count), None, 0
-        while finished_heads < heads:
-            group_heads = min(group_size, heads - finished_heads)
+        token_count, mib_limit = self.settings.tokens, self.settings.attention_batch_mib
+        scores_mib = cell_count * token_count * head_count * F32_BYTES // MIB
+        step_count = 1 if not mib_limit or mib_limit >= scores_mib else min(-(-scores_mib // mib_limit), head_count)
+        group_size, attention_output, finished_head_count = -(-head_count // step_count), None, 0
+        while finished_head_count < head_count:
+            group_head_count = min(group_size, head_count - finished_head_count)
             query_group = query if step_count == 1 else self._view(query, None, has_offset=True)
-            scores = self._new_tensor((cache_cells, tokens, group_heads), cache, query_group)
+            scores = self._new_tensor((cell_count, token_count, group_head_count), cache, query_group)
             scores = self._inplace_result(scores, scores, self.mask(window_size))
-            weighted_latents = self._new_tensor((latent_rank, tokens, group_heads), cached_values, scores)
-            finished_heads += group_heads
+            weighted_latents = self._new_tensor((latent_rank, token_count, group_head_count), cached_values, scores)
+            finished_head_count += group_head_count
             attention_output = (
                 weighted_latents
                 if attention_output is None
-                else self._new_tensor((latent_rank, tokens, finished_heads), attention_output, weighted_latents)
+                else self._new_tensor(
+                    (latent_rank, token_count, finished_head_count), attention_output, weighted_latents
+                )
             )
             if step_count > 1:
                 self.graph.add_operations(attention_output)
@@ -538,39 +584,61 @@ class ModelGraph:
         return Tensor(up_output.nbytes, (gate, up_output), "new", up_output.dimensions)
 
     def network(
-        self, i: int, name_suffix: str, inner_width: int, is_gated: bool, input_tensor: Tensor, tokens: int
+        self,
+        layer_index: int,
+        name_suffix: str,
+        inner_width: int,
+        is_gated: bool,
+        input_tensor: Tensor,
+        token_count: int,
     ) -> Tensor:
-        up_output = self.matmul(f"blk.{i}.ffn_up{name_suffix}.weight", i, inner_width, input_tensor, tokens)
+        up_output = self.matmul(
+            f"blk.{layer_index}.ffn_up{name_suffix}.weight", layer_index, inner_width, input_tensor, token_count
+        )
         if is_gated:
             up_output = self.apply_gate(
-                self.matmul(f"blk.{i}.ffn_gate{name_suffix}.weight", i, inner_width, input_tensor, tokens), up_output
+                self.matmul(
+                    f"blk.{layer_index}.ffn_gate{name_suffix}.weight",
+                    layer_index,
+                    inner_width,
+                    input_tensor,
+                    token_count,
+                ),
+                up_output,
             )
         else:
             up_output = self._inplace_result(up_output, up_output)
-        return self.matmul(f"blk.{i}.ffn_down{name_suffix}.weight", i, self.hidden_size, up_output, tokens)
+        return self.matmul(
+            f"blk.{layer_index}.ffn_down{name_suffix}.weight", layer_index, self.hidden_size, up_output, token_count
+        )
 
-    def experts(self, i: int, layer: LayerShape, input_tensor: Tensor, tokens: int) -> Tensor:
-        """Adds the router, the routed experts, and the sum of the experts' outputs for layer `i`."""
-        expert_count, k, expert_width = layer.expert_count, layer.top_k, layer.expert_width
-        may_move = self.rules.are_experts_moved(tokens, layer) and self.settings.may_move_weights
+    def experts(self, layer_index: int, layer: LayerShape, input_tensor: Tensor, token_count: int) -> Tensor:
+        """Adds the router, the routed experts, and the sum of the experts' outputs for layer `layer_index`."""
+        expert_count, top_k, expert_width = layer.expert_count, layer.top_k, layer.expert_width
+        may_move = self.rules.are_experts_moved(token_count, layer) and self.settings.may_move_weights
 
-        def expert_product(weight_name: str, input_rows: int, *sources: Tensor) -> Tensor:
+        def expert_product(weight_name: str, input_row_count: int, *source_tensors: Tensor) -> Tensor:
             return self._new_tensor(
-                (input_rows, k, tokens), self._weight(f"blk.{i}.{weight_name}.weight", i), *sources, may_move=may_move
+                (input_row_count, top_k, token_count),
+                self._weight(f"blk.{layer_index}.{weight_name}.weight", layer_index),
+                *source_tensors,
+                may_move=may_move,
             )
 
-        logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, expert_count, input_tensor, tokens)
+        logits = self.matmul(
+            f"blk.{layer_index}.ffn_gate_inp.weight", layer_index, expert_count, input_tensor, token_count
+        )
         router_probs = self._inplace_result(logits, logits)
-        sorted_experts = self._new_tensor((expert_count, tokens), router_probs, element_bytes=I32_BYTES)
+        sorted_experts = self._new_tensor((expert_count, token_count), router_probs, element_bytes=I32_BYTES)
         chosen_experts = self._view(sorted_experts, None)
         expert_weights = self._new_tensor(
-            (1, k, tokens), self._view(router_probs, (1, expert_count, tokens)), chosen_experts
+            (1, top_k, token_count), self._view(router_probs, (1, expert_count, token_count)), chosen_experts
         )
         if self.rules.store_rows:
             self.graph.add_operations(expert_weights)
-        input_rows = self._view(input_tensor, (self.hidden_size, 1, tokens))
+        input_rows = self._view(input_tensor, (self.hidden_size, 1, token_count))
         if self.rules.style == "ik" and self.settings.fused_experts and layer.is_gated:
-            gate_weight = self._weight(f"blk.{i}.ffn_gate_exps.weight", i)
+            gate_weight = self._weight(f"blk.{layer_index}.ffn_gate_exps.weight", layer_index)
             inner_states = expert_product("ffn_up_exps", expert_width, gate_weight, input_rows, chosen_experts)
         else:
             up_output = expert_product("ffn_up_exps", expert_width, input_rows, chosen_experts)
@@ -581,117 +649,147 @@ class ModelGraph:
             )
         down_product = expert_product("ffn_down_exps", self.hidden_size, inner_states, chosen_experts)
         down_product = self._inplace_result(down_product, down_product, expert_weights)
-        if self.rules.style == "ik" or k == 1:
-            return self._new_tensor((self.hidden_size, tokens), self._view(down_product, None))
+        if self.rules.style == "ik" or top_k == 1:
+            return self._new_tensor((self.hidden_size, token_count), self._view(down_product, None))
         summed_output = self._new_tensor(
-            (self.hidden_size, tokens), self._view(down_product, None), self._view(down_product, None, has_offset=True)
+            (self.hidden_size, token_count),
+            self._view(down_product, None),
+            self._view(down_product, None, has_offset=True),
         )
-        for _ in range(k - 2):
+        for _ in range(top_k - 2):
             summed_output = self._inplace_result(
                 summed_output, summed_output, self._view(down_product, None, has_offset=True)
             )
         return summed_output
 
-    def recurrence(self, i: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
+    def recurrence(self, layer_index: int, layer: LayerShape, normed_input: Tensor) -> Tensor:
         """Adds a recurrent layer: the input projection, the recurrence on its states, and the output projection."""
-        tokens = self.settings.tokens
+        token_count = self.settings.tokens
         projection_width = max(self.hidden_size, 2 * layer.head_count * layer.head_dim)
-        state_cache = Tensor(0, operation_name="cache", device=self.device_of_layer(i))
-        projected_input = self.matmul(f"blk.{i}.ssm_in.weight", i, 2 * projection_width, normed_input, tokens)
-        recurrence_output = self._new_tensor((projection_width, tokens), projected_input, state_cache)
+        state_cache = Tensor(0, operation_name="cache", device=self.device_of_layer(layer_index))
+        projected_input = self.matmul(
+            f"blk.{layer_index}.ssm_in.weight", layer_index, 2 * projection_width, normed_input, token_count
+        )
+        recurrence_output = self._new_tensor((projection_width, token_count), projected_input, state_cache)
         self.graph.add_operations(recurrence_output, self._store_in_cache(state_cache, recurrence_output))
-        return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden_size, recurrence_output, tokens)
+        return self.matmul(
+            f"blk.{layer_index}.ssm_out.weight", layer_index, self.hidden_size, recurrence_output, token_count
+        )
 
-    def delta_net(self, i: int, net_sizes: DeltaNetSizes, normed_input: Tensor) -> Tensor:
+    def delta_net(self, layer_index: int, net_sizes: DeltaNetSizes, normed_input: Tensor) -> Tensor:
         """Adds a Gated DeltaNet, whose recurrence is one operation (src/models/delta-net-base.cpp)."""
-        tokens, sequence_count, heads = self.settings.tokens, self.settings.sequence_count, net_sizes.value_head_count
+        token_count, sequence_count, head_count = (
+            self.settings.tokens,
+            self.settings.sequence_count,
+            net_sizes.value_head_count,
+        )
         cached_inputs = (net_sizes.convolution_kernel_size - 1) * net_sizes.channels
-        state_elements = heads * net_sizes.key_dim * net_sizes.value_dim
-        value_shape = (net_sizes.value_dim, heads, tokens)
-        input_cache, state_cache = (Tensor(0, operation_name="cache", device=self.device_of_layer(i)) for _ in range(2))
+        state_elements = head_count * net_sizes.key_dim * net_sizes.value_dim
+        value_shape = (net_sizes.value_dim, head_count, token_count)
+        input_cache, state_cache = (
+            Tensor(0, operation_name="cache", device=self.device_of_layer(layer_index)) for _ in range(2)
+        )
         conv_inputs = self._new_tensor((cached_inputs, sequence_count), input_cache)
         self.graph.add_operations(normed_input, conv_inputs)
-        qkv = self.matmul(f"blk.{i}.attn_qkv.weight", i, net_sizes.channels, normed_input, tokens)
+        qkv = self.matmul(
+            f"blk.{layer_index}.attn_qkv.weight", layer_index, net_sizes.channels, normed_input, token_count
+        )
         conv_inputs = self._new_tensor(
-            (tokens * net_sizes.channels + cached_inputs * sequence_count,), conv_inputs, self._view(qkv, None)
+            (token_count * net_sizes.channels + cached_inputs * sequence_count,), conv_inputs, self._view(qkv, None)
         )
         # a copy on another device keeps the rows' distances, so that it is as large as all inputs
         self.graph.add_operations(self._store_in_cache(input_cache, self._view(conv_inputs, None, has_offset=True)))
         recurrent_state = self._new_tensor((state_elements, sequence_count), state_cache)
         self.graph.add_operations(recurrent_state)
-        may_move = self._is_moved(tokens)
-        conv_weight = self._weight(f"blk.{i}.ssm_conv1d.weight", i)
-        conv_qkv = self._new_tensor((net_sizes.channels, tokens), conv_inputs, conv_weight, may_move=may_move)
+        may_move = self._is_moved(token_count)
+        conv_weight = self._weight(f"blk.{layer_index}.ssm_conv1d.weight", layer_index)
+        conv_qkv = self._new_tensor((net_sizes.channels, token_count), conv_inputs, conv_weight, may_move=may_move)
         conv_qkv = self._inplace_result(conv_qkv, conv_qkv)
-        query = self._new_tensor((net_sizes.key_width, tokens), self._view(conv_qkv, None))
-        key = self._new_tensor((net_sizes.key_width, tokens), self._view(conv_qkv, None, has_offset=True))
+        query = self._new_tensor((net_sizes.key_width, token_count), self._view(conv_qkv, None))
+        key = self._new_tensor((net_sizes.key_width, token_count), self._view(conv_qkv, None, has_offset=True))
         value = self._view(conv_qkv, None, has_offset=True)
-        decay = self.matmul(f"blk.{i}.ssm_alpha.weight", i, heads, normed_input, tokens)
+        decay = self.matmul(f"blk.{layer_index}.ssm_alpha.weight", layer_index, head_count, normed_input, token_count)
         for operand_name in ("ssm_dt.bias", "", "ssm_a.weight"):  # sum, softplus and product
-            operand_weights = (self._weight(f"blk.{i}.{operand_name}", i),) if operand_name else ()
+            operand_weights = (self._weight(f"blk.{layer_index}.{operand_name}", layer_index),) if operand_name else ()
             decay = self._inplace_result(decay, decay, *operand_weights, may_move=may_move)
-        beta = self.matmul(f"blk.{i}.ssm_beta.weight", i, heads, normed_input, tokens)
+        beta = self.matmul(f"blk.{layer_index}.ssm_beta.weight", layer_index, head_count, normed_input, token_count)
         beta = self._inplace_result(beta, beta)
         state_count = sequence_count * (1 + self.settings.mtp_draft_tokens)
-        result_shape = (heads * net_sizes.value_dim * tokens + state_elements * state_count,)
+        result_shape = (head_count * net_sizes.value_dim * token_count + state_elements * state_count,)
         recurrence_output = self._new_tensor(result_shape, query, key, value, decay, beta, recurrent_state)
-        states = Tensor(state_elements * state_count * F32_BYTES, (recurrence_output,), "view", has_offset=True)
-        self.graph.add_operations(self._store_in_cache(state_cache, states))
-        value_bytes = heads * net_sizes.value_dim * tokens * F32_BYTES
+        states_view = Tensor(state_elements * state_count * F32_BYTES, (recurrence_output,), "view", has_offset=True)
+        self.graph.add_operations(self._store_in_cache(state_cache, states_view))
+        value_bytes = head_count * net_sizes.value_dim * token_count * F32_BYTES
         output_values = Tensor(value_bytes, (recurrence_output,), "view", (*value_shape, F32_BYTES))
-        normed_output = self.norm(f"blk.{i}.ssm_norm.weight", i, output_values)
-        gate = self.matmul(f"blk.{i}.attn_gate.weight", i, heads * net_sizes.value_dim, normed_input, tokens)
+        normed_output = self.norm(f"blk.{layer_index}.ssm_norm.weight", layer_index, output_values)
+        gate = self.matmul(
+            f"blk.{layer_index}.attn_gate.weight",
+            layer_index,
+            head_count * net_sizes.value_dim,
+            normed_input,
+            token_count,
+        )
         gate = self._view(gate, value_shape)
         normed_output = self._inplace_result(normed_output, normed_output, self._inplace_result(gate, gate))
-        return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden_size, self._view(normed_output, None), tokens)
+        return self.matmul(
+            f"blk.{layer_index}.ssm_out.weight",
+            layer_index,
+            self.hidden_size,
+            self._view(normed_output, None),
+            token_count,
+        )
 
     # -- the model -----------------------------------------------------------------------------------------------
 
     def build_graph(self) -> ComputeGraph:
         """Builds the micro-batch's compute graph and returns it, with operations in execution order."""
-        tokens = self.settings.tokens
-        token_ids = Tensor(tokens * I32_BYTES, operation_name="input", dimensions=(tokens,))
+        token_count = self.settings.tokens
+        token_ids = Tensor(token_count * I32_BYTES, operation_name="input", dimensions=(token_count,))
         output_rows = Tensor(
             self.settings.logit_rows * I32_BYTES, operation_name="input", dimensions=(self.settings.logit_rows,)
         )
         embedding_table = Tensor(0, operation_name="weight", device=HOST_DEVICE)
         if self.rules.vector_input and not self.settings.is_mtp_module:
-            self.graph.unread_inputs.append(Tensor(self.hidden_size * tokens * F32_BYTES, operation_name="input"))
-        residual_stream = self._new_tensor((self.hidden_size, tokens), embedding_table, token_ids)
+            self.graph.unread_inputs.append(Tensor(self.hidden_size * token_count * F32_BYTES, operation_name="input"))
+        residual_stream = self._new_tensor((self.hidden_size, token_count), embedding_table, token_ids)
         if self.settings.is_mtp_module:
             residual_stream = self._mtp_input(residual_stream)
         keeps_all_tokens = self.settings.is_mtp_module or self.settings.mtp_draft_tokens > 0
         per_layer_vectors = self._per_layer_vectors(residual_stream)
-        for i, layer in self.layers.items():
+        for layer_index, layer in self.layers.items():
             residual = residual_stream
-            layer_output = self._mixer_output(i, layer, residual_stream)
-            if i == self.layer_count - 1 and not keeps_all_tokens:
-                tokens = self.settings.logit_rows
+            layer_output = self._mixer_output(layer_index, layer, residual_stream)
+            if layer_index == self.layer_count - 1 and not keeps_all_tokens:
+                token_count = self.settings.logit_rows
                 layer_output = (
                     None
                     if layer_output is None
-                    else self._new_tensor((self.hidden_size, tokens), layer_output, output_rows)
+                    else self._new_tensor((self.hidden_size, token_count), layer_output, output_rows)
                 )
-                residual = self._new_tensor((self.hidden_size, tokens), residual, output_rows)
+                residual = self._new_tensor((self.hidden_size, token_count), residual, output_rows)
             residual_stream = (
                 residual if layer_output is None else self._inplace_result(layer_output, layer_output, residual)
             )
-            residual_stream = self._with_feed_forward(i, layer, residual_stream, tokens)
+            residual_stream = self._with_feed_forward(layer_index, layer, residual_stream, token_count)
             if per_layer_vectors is not None:
                 layer_vectors = Tensor(
                     layer.per_layer_width * self.settings.tokens * F32_BYTES,
                     (per_layer_vectors,),
                     "view",
-                    has_offset=i > 0,
+                    has_offset=layer_index > 0,
                 )
-                if tokens != self.settings.tokens:
-                    layer_vectors = self._new_tensor((layer.per_layer_width, tokens), layer_vectors, output_rows)
-                residual_stream = self._with_layer_vectors(i, layer, residual_stream, layer_vectors, tokens)
+                if token_count != self.settings.tokens:
+                    layer_vectors = self._new_tensor((layer.per_layer_width, token_count), layer_vectors, output_rows)
+                residual_stream = self._with_layer_vectors(
+                    layer_index, layer, residual_stream, layer_vectors, token_count
+                )
         normed_output = self.norm("output_norm.weight", None, residual_stream)
         if keeps_all_tokens:
-            tokens = self.settings.logit_rows
-            normed_output = self._new_tensor((self.hidden_size, tokens), normed_output, output_rows)
-        self.graph.add_operations(self.matmul(OUTPUT_TENSOR, self.layer_count, self.vocab_size, normed_output, tokens))
+            token_count = self.settings.logit_rows
+            normed_output = self._new_tensor((self.hidden_size, token_count), normed_output, output_rows)
+        self.graph.add_operations(
+            self.matmul(OUTPUT_TENSOR, self.layer_count, self.vocab_size, normed_output, token_count)
+        )
         return self.graph
 
     def _mtp_input(self, embeddings: Tensor) -> Tensor:
@@ -699,17 +797,17 @@ class ModelGraph:
 
         Source: `graph_mtp` of src/models/qwen35.cpp.
         """
-        tokens, layer_index = self.settings.tokens, min(self.layers)
+        token_count, layer_index = self.settings.tokens, min(self.layers)
         model_states = Tensor(
-            self.hidden_size * tokens * F32_BYTES,
+            self.hidden_size * token_count * F32_BYTES,
             operation_name="input",
-            dimensions=(self.hidden_size, tokens, F32_BYTES),
+            dimensions=(self.hidden_size, token_count, F32_BYTES),
         )
         normed_states = self.norm(f"blk.{layer_index}.nextn.hnorm.weight", layer_index, model_states)
         embeddings = self.norm(f"blk.{layer_index}.nextn.enorm.weight", layer_index, embeddings)
-        concatenated_states = self._new_tensor((2 * self.hidden_size, tokens), embeddings, normed_states)
+        concatenated_states = self._new_tensor((2 * self.hidden_size, token_count), embeddings, normed_states)
         return self.matmul(
-            f"blk.{layer_index}.nextn.eh_proj.weight", layer_index, self.hidden_size, concatenated_states, tokens
+            f"blk.{layer_index}.nextn.eh_proj.weight", layer_index, self.hidden_size, concatenated_states, token_count
         )
 
     def _per_layer_vectors(self, embeddings: Tensor) -> Tensor | None:
@@ -719,68 +817,84 @@ class ModelGraph:
 
         Source: `project_per_layer_inputs` of src/models/gemma4.cpp.
         """
-        tokens, width = self.settings.tokens, max(layer.per_layer_width for layer in self.layers.values())
-        if not width:
+        token_count, vector_width = self.settings.tokens, max(layer.per_layer_width for layer in self.layers.values())
+        if not vector_width:
             return None
-        shape = width * self.layer_count, tokens
-        token_ids = Tensor(tokens * I32_BYTES, operation_name="input", dimensions=(tokens,))
-        embedding_vectors = self._new_tensor(shape, self._weight("per_layer_token_embd.weight", None), token_ids)
+        vectors_shape = vector_width * self.layer_count, token_count
+        token_ids = Tensor(token_count * I32_BYTES, operation_name="input", dimensions=(token_count,))
+        embedding_vectors = self._new_tensor(
+            vectors_shape, self._weight("per_layer_token_embd.weight", None), token_ids
+        )
         embedding_vectors = self._inplace_result(embedding_vectors, embedding_vectors)
         self.graph.add_operations(embedding_vectors)
-        projection = self.matmul("per_layer_model_proj.weight", None, shape[0], embeddings, tokens)
+        projection = self.matmul("per_layer_model_proj.weight", None, vectors_shape[0], embeddings, token_count)
         projection = self.norm("per_layer_proj_norm.weight", None, self._inplace_result(projection, projection))
         summed_vectors = self._inplace_result(projection, projection, embedding_vectors)
-        return self._new_tensor(shape, self._view(self._inplace_result(summed_vectors, summed_vectors), None))
+        return self._new_tensor(vectors_shape, self._view(self._inplace_result(summed_vectors, summed_vectors), None))
 
     def _with_layer_vectors(
-        self, i: int, layer: LayerShape, residual_stream: Tensor, layer_vectors: Tensor, tokens: int
+        self, layer_index: int, layer: LayerShape, residual_stream: Tensor, layer_vectors: Tensor, token_count: int
     ) -> Tensor:
         """Adds a layer's gated vector to the residual stream, and returns the sum."""
-        gate = self.matmul(f"blk.{i}.inp_gate.weight", i, layer.per_layer_width, residual_stream, tokens)
+        gate = self.matmul(
+            f"blk.{layer_index}.inp_gate.weight", layer_index, layer.per_layer_width, residual_stream, token_count
+        )
         gated_vectors = self._inplace_result(gate, self._inplace_result(gate, gate), layer_vectors)
-        layer_output = self.matmul(f"blk.{i}.proj.weight", i, self.hidden_size, gated_vectors, tokens)
-        layer_output = self.norm(f"blk.{i}.post_norm.weight", i, layer_output)
+        layer_output = self.matmul(
+            f"blk.{layer_index}.proj.weight", layer_index, self.hidden_size, gated_vectors, token_count
+        )
+        layer_output = self.norm(f"blk.{layer_index}.post_norm.weight", layer_index, layer_output)
         return self._inplace_result(residual_stream, residual_stream, layer_output)
 
-    def _mixer_output(self, i: int, layer: LayerShape, residual_stream: Tensor) -> Tensor | None:
+    def _mixer_output(self, layer_index: int, layer: LayerShape, residual_stream: Tensor) -> Tensor | None:
         """Adds a layer's attention or recurrence and returns its output; None for a layer with neither."""
         if not layer.head_count and not layer.state_elements:
             return None
-        normed_input = self.norm(f"blk.{i}.attn_norm.weight", i, residual_stream)
+        normed_input = self.norm(f"blk.{layer_index}.attn_norm.weight", layer_index, residual_stream)
         if layer.latent_sizes is not None:
-            attention_output = self.latent_attention(i, layer, normed_input)
+            attention_output = self.latent_attention(layer_index, layer, normed_input)
         elif layer.head_count:
-            attention_output = self.attention(i, layer, normed_input)
+            attention_output = self.attention(layer_index, layer, normed_input)
         elif layer.delta_net is not None and self.rules.fused_delta_net:
-            attention_output = self.delta_net(i, layer.delta_net, normed_input)
+            attention_output = self.delta_net(layer_index, layer.delta_net, normed_input)
         else:
-            attention_output = self.recurrence(i, layer, normed_input)
-        if self.weight_location(f"blk.{i}.post_attention_norm.weight") is not None:
-            attention_output = self.norm(f"blk.{i}.post_attention_norm.weight", i, attention_output)
+            attention_output = self.recurrence(layer_index, layer, normed_input)
+        if self.weight_location(f"blk.{layer_index}.post_attention_norm.weight") is not None:
+            attention_output = self.norm(f"blk.{layer_index}.post_attention_norm.weight", layer_index, attention_output)
         return attention_output
 
-    def _with_feed_forward(self, i: int, layer: LayerShape, residual_stream: Tensor, tokens: int) -> Tensor:
-        """Adds layer `i`'s feed-forward network or experts to the residual stream, and returns the sum."""
+    def _with_feed_forward(
+        self, layer_index: int, layer: LayerShape, residual_stream: Tensor, token_count: int
+    ) -> Tensor:
+        """Adds layer `layer_index`'s feed-forward network or experts to the residual stream, and returns the sum."""
         if not layer.feed_forward_width and not layer.expert_count:
             return residual_stream
-        normed_input = self.norm(f"blk.{i}.ffn_norm.weight", i, residual_stream)
+        normed_input = self.norm(f"blk.{layer_index}.ffn_norm.weight", layer_index, residual_stream)
         if (
             layer.expert_count and layer.feed_forward_width
         ):  # Gemma 4 26B-A4B: a dense network beside the experts, each with its norms
-            dense_output = self.network(i, "", layer.feed_forward_width, layer.is_gated, normed_input, tokens)
-            dense_output = self.norm(f"blk.{i}.post_ffw_norm_1.weight", i, dense_output)
-            normed_input = self.norm(f"blk.{i}.pre_ffw_norm_2.weight", i, residual_stream)
+            dense_output = self.network(
+                layer_index, "", layer.feed_forward_width, layer.is_gated, normed_input, token_count
+            )
+            dense_output = self.norm(f"blk.{layer_index}.post_ffw_norm_1.weight", layer_index, dense_output)
+            normed_input = self.norm(f"blk.{layer_index}.pre_ffw_norm_2.weight", layer_index, residual_stream)
             network_output = self.norm(
-                f"blk.{i}.post_ffw_norm_2.weight", i, self.experts(i, layer, normed_input, tokens)
+                f"blk.{layer_index}.post_ffw_norm_2.weight",
+                layer_index,
+                self.experts(layer_index, layer, normed_input, token_count),
             )
             network_output = self._inplace_result(dense_output, dense_output, network_output)
         elif layer.expert_count:
-            network_output = self.experts(i, layer, normed_input, tokens)
+            network_output = self.experts(layer_index, layer, normed_input, token_count)
             if layer.shared_width:
-                shared_output = self.network(i, "_shexp", layer.shared_width, layer.is_gated, normed_input, tokens)
+                shared_output = self.network(
+                    layer_index, "_shexp", layer.shared_width, layer.is_gated, normed_input, token_count
+                )
                 network_output = self._inplace_result(network_output, network_output, shared_output)
         else:
-            network_output = self.network(i, "", layer.feed_forward_width, layer.is_gated, normed_input, tokens)
-        if self.weight_location(f"blk.{i}.post_ffw_norm.weight") is not None:
-            network_output = self.norm(f"blk.{i}.post_ffw_norm.weight", i, network_output)
+            network_output = self.network(
+                layer_index, "", layer.feed_forward_width, layer.is_gated, normed_input, token_count
+            )
+        if self.weight_location(f"blk.{layer_index}.post_ffw_norm.weight") is not None:
+            network_output = self.norm(f"blk.{layer_index}.post_ffw_norm.weight", layer_index, network_output)
         return self._inplace_result(network_output, network_output, residual_stream)

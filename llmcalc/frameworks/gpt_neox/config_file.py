@@ -75,7 +75,10 @@ def read_gpt_neox(written_config: Table, source_file: LaunchSource) -> Launch:
         reader.refuse_other_values(arguments, MODELLED_VALUES)
         mixer_kind = _mixer_kind(reader, arguments)
         reader.check_unknown_arguments()
-        tp, pp = (max(1, read_integer(reader, name, arguments.get(name, 1), minimum=0)) for name in PARALLEL_SIZES)
+        tp, pp = (
+            max(1, read_integer(reader, size_name, arguments.get(size_name, 1), minimum=0))
+            for size_name in PARALLEL_SIZES
+        )
         spec = _model_spec(reader, arguments, mixer_kind, tp)
         run_settings = {
             "seq": read_integer(reader, "seq_length", arguments.get("seq_length")),
@@ -105,12 +108,14 @@ ESTIMATE_NOTE = (
 def _parallel_launch_settings(
     reader: LaunchReader, config: Table, megatron_run: MegatronRunSettings, settings: Table
 ) -> LaunchSettings:
-    """Returns a run with tensor or pipeline parallelism, for which Megatron-Core's rank memory is computed.
+    """Returns a run with tensor or pipeline parallelism, whose memory is that of Megatron-Core's ranks.
 
     config: DeepSpeed's config. megatron_run: the sizes of groups and the length. settings: settings of kernels and
         recomputation.
     """
-    sixteen_bit_formats = [name for name in ("fp16", "bf16") if reader.table(config, name).get("enabled") is True]
+    sixteen_bit_formats = [
+        format_name for format_name in ("fp16", "bf16") if reader.table(config, format_name).get("enabled") is True
+    ]
     if not sixteen_bit_formats:
         reader.refuse(
             "precision", "missing, or fp32, which is not modelled with layers that ranks divide; fp16 and bfloat16 are"
@@ -130,21 +135,29 @@ def _parallel_launch_settings(
     global_batch = config.get("train_batch_size")
     accumulation_steps = reader.integer(config, "gradient_accumulation_steps", 1)
     if "train_micro_batch_size_per_gpu" in config:
-        batch = read_integer(reader, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"])
+        micro_batch_size = read_integer(
+            reader, "train_micro_batch_size_per_gpu", config["train_micro_batch_size_per_gpu"]
+        )
         if global_batch is not None:
             accumulation_steps = max(
-                1, read_integer(reader, "train_batch_size", global_batch) // (batch * replica_count)
+                1, read_integer(reader, "train_batch_size", global_batch) // (micro_batch_size * replica_count)
             )
     else:
-        batch = max(1, read_integer(reader, "train_batch_size", global_batch) // (accumulation_steps * replica_count))
+        micro_batch_size = max(
+            1, read_integer(reader, "train_batch_size", global_batch) // (accumulation_steps * replica_count)
+        )
     return launch_settings._replace(
-        settings={**launch_settings.settings, "batch": batch, "num_microbatches": accumulation_steps}
+        settings={**launch_settings.settings, "batch": micro_batch_size, "num_microbatches": accumulation_steps}
     )
 
 
 def _deepspeed_config(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the DeepSpeed config that GPT-NeoX builds (`_set_config`, `calculate_derived`)."""
-    deepspeed_config = {name: value for name, value in arguments.items() if name in DEEPSPEED_KEYS}
+    deepspeed_config = {
+        argument_name: argument_value
+        for argument_name, argument_value in arguments.items()
+        if argument_name in DEEPSPEED_KEYS
+    }
     fp16_table = reader.table(arguments, "fp16")
     precision = arguments.get("precision") or ("bfloat16" if fp16_table.get("type") == "bfloat16" else None)
     if precision is not None:
@@ -172,7 +185,7 @@ def _kernel_settings(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 
 
 def _mixer_kind(reader: LaunchReader, arguments: Table) -> str:
-    """Returns the type of attention or recurrence that all layers have; other values are reported as not modelled."""
+    """Returns the type of attention or recurrence if all layers have the same; other configs are refused."""
     attention_config = reader.value(arguments, "attention_config", [[["global"], "all"]])
     mixer_kinds: set[str] = set()
     for layer_entry in attention_config if isinstance(attention_config, list) else [attention_config]:
@@ -192,15 +205,15 @@ def _model_spec(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int
 
     mixer_kind: attention or recurrence type of all layers. tp: parts of the padded vocabulary.
     """
-    layer_count, hidden, heads, position_count = (
+    layer_count, hidden_size, head_count, position_count = (
         read_integer(reader, argument_name, arguments.get(argument_name))
         for argument_name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
     )
     norm = _norm_table(reader, arguments)
     has_bias = reader.flag(arguments, "use_bias_in_attn_linear", True)
     attention_table: dict[str, Any] = {
-        "num_attention_heads": heads,
-        "num_key_value_heads": reader.integer(arguments, "num_kv_heads", heads),
+        "num_attention_heads": head_count,
+        "num_key_value_heads": reader.integer(arguments, "num_kv_heads", head_count),
         **dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), has_bias),
     }
     decoder_table: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm}
@@ -213,12 +226,16 @@ def _model_spec(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int
         attention_table["position"] = {"type": "alibi"}
     elif position_type == "learned":
         decoder_table["position"] = {"type": "learned", "max_position_embeddings": position_count}
-    network_table = _network_table(reader, arguments, hidden)
-    layer: dict[str, Any] = {"attention": attention_table, "feed_forward": network_table, "norm": norm}
+    network_table = _network_table(reader, arguments, hidden_size)
+    layer_table: dict[str, Any] = {"attention": attention_table, "feed_forward": network_table, "norm": norm}
     if reader.flag(arguments, "gpt_j_residual"):
-        layer["parallel"] = "shared" if reader.flag(arguments, "gpt_j_tied") else "separate"
+        layer_table["parallel"] = "shared" if reader.flag(arguments, "gpt_j_tied") else "separate"
     if mixer_kind == "mamba":
-        layer = {"attention": _mamba_table(reader, arguments, hidden), "feed_forward": {"type": "none"}, "norm": norm}
+        layer_table = {
+            "attention": _mamba_table(reader, arguments, hidden_size),
+            "feed_forward": {"type": "none"},
+            "norm": norm,
+        }
     row_multiple = tp * reader.integer(arguments, "make_vocab_size_divisible_by", 128)
     reader.assumed_defaults["vocabulary"] = VOCABULARY_SIZE
     reader.notes.append(
@@ -227,10 +244,10 @@ def _model_spec(reader: LaunchReader, arguments: Table, mixer_kind: str, tp: int
     )
     spec_table = {
         "vocab_size": ceil_div(VOCABULARY_SIZE, row_multiple) * row_multiple,
-        "hidden_size": hidden,
+        "hidden_size": hidden_size,
         "tie_word_embeddings": not reader.flag(arguments, "no_weight_tying"),
         "max_position_embeddings": position_count,
-        "decoder": {**decoder_table, "block": {**layer, "norm_placement": "pre"}},
+        "decoder": {**decoder_table, "block": {**layer_table, "norm_placement": "pre"}},
     }
     return validate(ModelSpec, spec_table, reader.name_in_errors)
 
@@ -260,7 +277,8 @@ def _norm_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
 def _rotary_table(reader: LaunchReader, arguments: Table) -> dict[str, Any]:
     """Returns the model-spec table of the rotary position embedding."""
     rotary_fraction, rope_base = (
-        reader.value(arguments, name, default_value) for name, default_value in ROTARY_DEFAULTS.items()
+        reader.value(arguments, argument_name, default_value)
+        for argument_name, default_value in ROTARY_DEFAULTS.items()
     )
     if not isinstance(rotary_fraction, int | float) or not 0 < rotary_fraction <= 1:
         raise reader.value_error("rotary_pct", rotary_fraction, "a share from 0 to 1")

@@ -57,7 +57,9 @@ def read_accelerate(config: Table, source_file: LaunchSource) -> Launch:
 
 def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) -> Launch:
     """Returns the training run for the framework that an accelerate config selects, such as FSDP or DeepSpeed."""
-    plugins_by_type = {plugin.distributed_type: (name, plugin) for name, plugin in plugin_by_framework().items()}
+    plugins_by_type = {
+        plugin.distributed_type: (plugin_name, plugin) for plugin_name, plugin in plugin_by_framework().items()
+    }
     plugin_tables = (plugin.section_name for _, plugin in plugins_by_type.values())
     reader.record_argument_names(
         config, (*READ_ACCELERATE_KEYS, *plugin_tables), IGNORED_ACCELERATE_KEYS, "no key that is known"
@@ -77,8 +79,8 @@ def _read_tables(reader: LaunchReader, config: Table, world_size: int | None) ->
     if config.get("gradient_accumulation_steps") is not None:
         accumulation_steps = read_integer(reader, "gradient_accumulation_steps", config["gradient_accumulation_steps"])
         run_settings["num_microbatches"] = accumulation_steps
-    tables = config, reader.table(config, "dynamo_config")  # commands/config/config_args.py: both places
-    if any(str(config_table.get("dynamo_backend") or "NO").upper() != "NO" for config_table in tables):
+    config_tables = config, reader.table(config, "dynamo_config")  # commands/config/config_args.py: both places
+    if any(str(config_table.get("dynamo_backend") or "NO").upper() != "NO" for config_table in config_tables):
         run_settings["compile"] = True
     framework_name, launch_settings = DEFAULT_FRAMEWORK, LaunchSettings(Layout(dp=device_count), run_settings)
     if distributed_type in plugins_by_type:

@@ -21,13 +21,13 @@ OFFLOAD_DEVICE_KEYS = ("offload_optimizer_device", "offload_param_device")
 
 
 def accelerate_config_table(launcher: Sequence[str], name_in_errors: str, read_text: ReadText | None) -> dict[str, Any]:
-    """Returns the config of `accelerate launch`, with the command's arguments applied; empty for other launchers."""
+    """Returns the config of `accelerate launch` with the command's arguments; empty for other launchers."""
     launcher_index = next((i for i, word in enumerate(launcher[:-1]) if word.endswith("accelerate")), None)
     if launcher_index is None or launcher[launcher_index + 1] != "launch":
         return {}
     arguments = parse_arguments([word for word in launcher[launcher_index + 2 :] if word != "-m"], name_in_errors)
-    flags = {keyword_of(flag): flag_value for flag, flag_value in arguments.items()}
-    file_name = flags.pop("config_file", None)
+    launch_flags = {keyword_of(flag): flag_value for flag, flag_value in arguments.items()}
+    file_name = launch_flags.pop("config_file", None)
     file_table: dict[str, Any] = {}
     if isinstance(file_name, str):
         if is_unresolved(file_name):
@@ -42,7 +42,7 @@ def accelerate_config_table(launcher: Sequence[str], name_in_errors: str, read_t
             raise InputError(f"{file_path}: expected a config of accelerate")
         file_table = dict(config)
     return _with_command_flags(
-        file_table, {key: parsed_argument_value(flag_value) for key, flag_value in flags.items()}
+        file_table, {config_key: parsed_argument_value(flag_value) for config_key, flag_value in launch_flags.items()}
     )
 
 
@@ -109,7 +109,7 @@ PRECISION_KEYS = ("bf16", "fp16")
 
 
 def with_launcher_arguments(config: Table, source_file: LaunchSource, sets_precision: bool = True) -> dict[str, Any]:
-    """Returns a program's Trainer arguments; those it leaves open come from its `accelerate launch` command.
+    """Returns a program's Trainer arguments, completed by those of its `accelerate launch` command.
 
     The launcher hands its config over in the environment, where the Trainer reads what its own arguments leave open
     (transformers/training_args.py, `ACCELERATE_USE_DEEPSPEED`, `ACCELERATE_USE_FSDP`, `ACCELERATE_MIXED_PRECISION`).

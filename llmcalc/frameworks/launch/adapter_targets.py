@@ -82,7 +82,7 @@ def translate_adapter_targets(launched_run: Launch, model: ModelSpec, checkpoint
 
 
 def _without_fused_adapters(launched_run: Launch) -> Launch:
-    """Returns the run with adapters in PEFT's layers, to which programs leave a part of a layer's projections."""
+    """Returns the run with adapters in PEFT's layers, for targets that fused kernels cannot run."""
     if "fused_adapters" in launched_run.option_overrides or not launched_run.settings.get("fused_adapters"):
         return launched_run
     settings = {name: value for name, value in launched_run.settings.items() if name != "fused_adapters"}
@@ -115,7 +115,7 @@ WILDCARD_PATTERN = re.compile(r"[*\w.]*\*[*\w.]*")
 
 
 def _last_component_names(target_pattern: str, layer_names: Iterable[str] = ()) -> list[str]:
-    """Returns the module names that a target (a name, path, regular expression or wildcard) matches at a path's end.
+    """Returns the module names that an adapter target matches: a name, path, pattern or wildcard.
 
     layer_names: the model's linear layers, of which a wildcard selects some.
     """
@@ -136,7 +136,7 @@ PATTERN_TOKENS = re.compile(
 
 
 def _last_components(pattern_text: str) -> Iterator[str]:
-    """Yields the names at the end of paths that a regular expression matches. Raises `ValueError` if unclear."""
+    """Yields the module names that a regular expression of paths can end with. Raises `ValueError` if unclear."""
     for alternative in _split_alternatives(pattern_text):
         piece_alternatives: list[list[str]] = []  # after the last dot: the alternatives of each piece
         text_position, matched_text = 0, ""

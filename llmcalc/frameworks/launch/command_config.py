@@ -25,7 +25,7 @@ COMPONENT_KEY = "_component_"
 
 
 def config_file_and_words(command_line: CommandLine) -> tuple[str, int, int] | None:
-    """Returns a command's config file, and start and end of the words that name it; None if there is no file.
+    """Returns a command's config file and the range of the words that name it; None without a config file.
 
     The file is the first word with the ending of one, or the value of `--config`.
     """
@@ -43,7 +43,7 @@ def config_file_and_words(command_line: CommandLine) -> tuple[str, int, int] | N
 
 
 def with_typed_values(config: Table, command_line: CommandLine, name_in_errors: str) -> dict[str, Any]:
-    """Returns a command's config file as tables, with values that the command's other words override.
+    """Returns the tables of a command's config file, with the values that the command overrides.
 
     A word is `key=value`, or an argument `--key value`; a key with dots is one of an inner table. Raises `InputError`
     for a word of another form.

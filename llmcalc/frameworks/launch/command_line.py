@@ -122,11 +122,11 @@ def words_of_typed_command(typed_text: str) -> tuple[str, ...]:
 
 
 def refuse_unread_command(typed_text: str) -> None:
-    """Raises `InputError` for a command whose program llmcalc does not read, unless it is the name of a file."""
+    """Raises `InputError` for a typed command whose program llmcalc cannot read."""
     command_words = words_of_typed_command(typed_text)
     program = command_words[0] if command_words else ""
     is_path = re.search(r"[/\\]|\.(sh|bash|slurm|sbatch|bat|cmd|ps1|ya?ml|json|toml|py|ipynb|txt)$", program)
-    if is_path is None and any(word.startswith("--") for word in command_words[1:]):
+    if is_path is None and any(command_word.startswith("--") for command_word in command_words[1:]):
         raise InputError(
             f"{LAUNCH_OPTION}: {printable_word(program)[:60]}: neither a file nor a program whose commands are read; "
             "expected FILE ARGUMENTS, a command such as torchrun train.py …, or TARGET with --phase training and the "
@@ -311,7 +311,7 @@ def parsed_argument_value(written_value: Any) -> Any:
 
 
 def marked_model_name(written_name: Any) -> str:
-    """Returns the model's name in an argument, marked by `$` if only the running script knows it."""
+    """Returns the model name in an argument, with a leading `$` if it is known only when the script runs."""
     if isinstance(written_name, str) and is_unresolved(written_name):
         return f"${printable_word(written_name).lstrip('$')}"
     return "" if written_name is None else str(written_name)[:200]

@@ -33,7 +33,7 @@ DEFAULT_MINI_BATCH_SIZE = 32
 
 
 def with_embedding_loss(launch: Launch, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> Launch:
-    """Returns the training run without a language-model head, and with as many sequences as have activations at once.
+    """Returns the run without a language-model head, with the sequences whose activations are alive at once.
 
     launch: the run, whose batch is the examples of a micro-batch. calls: name and arguments of each call in the file.
     """

@@ -39,7 +39,7 @@ TRAINER_FILE = LaunchFile(
 
 
 class CommandFunctionNames(TypedDict):
-    """The functions of a program's `command.py` that recognize and read its commands."""
+    """The names of the functions in a program's `command.py` that recognize and read commands."""
 
     starts_program: str
     read_command: str
@@ -95,7 +95,9 @@ def _launch_file_of_program(
         "read_tables": f"config_file:read_{folder_name}",
     }
     reader_package = f"{FRAMEWORKS_PACKAGE}.{folder_name}"
-    functions: dict[str, Any] = {name: LazyFunction(reader_package, path) for name, path in reader_functions.items()}
+    functions: dict[str, Any] = {
+        name: LazyFunction(reader_package, function_path) for name, function_path in reader_functions.items()
+    }
     program_kind = kind_name or folder_name.replace("_", "-")
     return folder_name, LaunchFile(
         program_kind,
@@ -299,6 +301,8 @@ def launch_file_kinds() -> tuple[LaunchFile, ...]:
 def launch_file_titles() -> str:
     """Returns the titles of the kinds of launch files in YAML, JSON or TOML, as one text for messages."""
     kind_titles = (
-        kind.title for kind in (*_framework_launch_files(), *program_launch_files()) if kind.read_tables is not None
+        file_kind.title
+        for file_kind in (*_framework_launch_files(), *program_launch_files())
+        if file_kind.read_tables is not None
     )
     return f"{', '.join(kind_titles)} or a SkyPilot task with the script of one of them"

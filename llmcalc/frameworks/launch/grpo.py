@@ -140,15 +140,15 @@ def _engine_flags(
     if generation_batch_size is not None:
         generated_sequence_count = read_integer(reader, "generation_batch_size", generation_batch_size)
         steps_per_generation = max(1, generated_sequence_count // (sequence_count * launched_run.layout.world_size))
-    flags: dict[str, Any] = {
+    engine_flags: dict[str, Any] = {
         "tensor_parallel_size": tp,
         "gpu_memory_utilization": read_fraction(reader, "vllm_gpu_memory_utilization", config, memory_utilization),
         "max_num_seqs": sequence_count * tp * steps_per_generation,
     }
-    flags["max_num_seqs"] = reader.optional_integer(config, "vllm_max_num_seqs") or flags["max_num_seqs"]
+    engine_flags["max_num_seqs"] = reader.optional_integer(config, "vllm_max_num_seqs") or engine_flags["max_num_seqs"]
     if max_tokens is not None:
-        flags["max_num_batched_tokens"] = max_tokens
+        engine_flags["max_num_batched_tokens"] = max_tokens
     for argument_name in ("vllm_max_model_length", "vllm_max_model_len"):
         if config.get(argument_name) is not None:
-            flags["max_model_len"] = read_integer(reader, argument_name, config[argument_name])
-    return flags
+            engine_flags["max_model_len"] = read_integer(reader, argument_name, config[argument_name])
+    return engine_flags

@@ -51,7 +51,7 @@ def flat_config(config: Table, overrides: Table = EMPTY_TABLE, environment: Tabl
 
 
 def _with_full_names(written_value: Any, table_names: list[str]) -> Any:
-    """Returns a value whose relative references (`${..name}`) have full names. table_names: the enclosing tables."""
+    """Returns a value with full names in place of relative references such as `${..name}`."""
     if not isinstance(written_value, str):
         return written_value
     return RELATIVE_REFERENCE.sub(
@@ -65,10 +65,12 @@ def _resolved_value(written_value: Any, flat_values: Table, environment: Table) 
     for _ in range(MAX_INTERPOLATIONS):
         if not isinstance(written_value, str) or "${" not in written_value:
             return written_value
-        reference = KEY_REFERENCE.fullmatch(written_value)
-        if reference is not None and (reference[1] in flat_values or written_value.startswith("${oc.select:")):
-            default_text = "null" if reference[2] is None else reference[2].strip()
-            written_value = flat_values.get(reference[1], parsed_argument_value(default_text))
+        reference_match = KEY_REFERENCE.fullmatch(written_value)
+        if reference_match is not None and (
+            reference_match[1] in flat_values or written_value.startswith("${oc.select:")
+        ):
+            default_text = "null" if reference_match[2] is None else reference_match[2].strip()
+            written_value = flat_values.get(reference_match[1], parsed_argument_value(default_text))
             continue
         replaced_value = VARIABLE_REFERENCE.sub(
             lambda match: str(environment.get(match[1], match[2] or match[0])), written_value

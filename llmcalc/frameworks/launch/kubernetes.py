@@ -55,8 +55,8 @@ class JobScript(NamedTuple):
     @property
     def torchrun_option_words(self) -> list[str]:
         """The job's numbers of processes and pods as torchrun options; options in the command take precedence."""
-        counts = (("--nproc-per-node", self.processes_per_pod), ("--nnodes", self.pod_count))
-        return [f"{option}={count}" for option, count in counts if count is not None]
+        option_counts = (("--nproc-per-node", self.processes_per_pod), ("--nnodes", self.pod_count))
+        return [f"{option}={process_count}" for option, process_count in option_counts if process_count is not None]
 
 
 def job_script(file_text: str, name_in_errors: str, typed_variables: Mapping[str, str]) -> JobScript | None:
@@ -72,7 +72,9 @@ def job_script(file_text: str, name_in_errors: str, typed_variables: Mapping[str
         VARIABLE_IN_MANIFEST.sub(lambda match: typed_variables.get(match[1], match[0]), document)
         for document in documents
     )
-    scripts = [script for text in texts for script in _scripts_of_manifest(parse_yaml(text, name_in_errors))]
+    scripts = [
+        script for document_text in texts for script in _scripts_of_manifest(parse_yaml(document_text, name_in_errors))
+    ]
     if len(scripts) > 1:
         raise InputError(f"{name_in_errors}: {len(scripts)} jobs; expected a file with the one that trains")
     if not scripts:
@@ -82,7 +84,7 @@ def job_script(file_text: str, name_in_errors: str, typed_variables: Mapping[str
 
 def _first_line_of_script(script_text: str, file_text: str) -> int:
     """Returns the line number at which a job's script begins in its file; 1 if the script is not found."""
-    file_lines = [line.strip() for line in file_text.splitlines()]
+    file_lines = [file_text_line.strip() for file_text_line in file_text.splitlines()]
     for script_line_index, script_line in enumerate(script_text.splitlines()[:MAX_COMPARED_LINES]):
         for file_line_index, file_line in enumerate(file_lines):
             if len(file_line) >= SHORTEST_COMMAND and file_line in script_line:
@@ -92,18 +94,18 @@ def _first_line_of_script(script_text: str, file_text: str) -> int:
 
 def _scripts_of_manifest(manifest: Any) -> Iterator[JobScript]:
     """Yields the script in the manifest of a Kubernetes training job, if the manifest states a script."""
-    spec = manifest.get("spec") if isinstance(manifest, Mapping) else None
-    if not isinstance(spec, Mapping):
+    job_spec = manifest.get("spec") if isinstance(manifest, Mapping) else None
+    if not isinstance(job_spec, Mapping):
         return
-    if isinstance(spec.get("entrypoint"), str):  # of a RayJob
-        yield JobScript(spec["entrypoint"], None, None)
+    if isinstance(job_spec.get("entrypoint"), str):  # of a RayJob
+        yield JobScript(job_spec["entrypoint"], None, None)
         return
-    groups = next((spec[field_name] for field_name in REPLICA_SPECS if field_name in spec), None)
+    groups = next((job_spec[field_name] for field_name in REPLICA_SPECS if field_name in job_spec), None)
     pod_groups = (
-        list(groups.values()) if isinstance(groups, Mapping) else groups if isinstance(groups, list) else [spec]
+        list(groups.values()) if isinstance(groups, Mapping) else groups if isinstance(groups, list) else [job_spec]
     )
     pod_groups = [pod_group for pod_group in pod_groups if isinstance(pod_group, Mapping)][:20]
-    trainer: Any = spec.get("trainer")
+    trainer: Any = job_spec.get("trainer")
     containers = [
         *([trainer] if isinstance(trainer, Mapping) else ()),
         *(container for pod_group in pod_groups for container in _containers(pod_group)),
@@ -113,17 +115,17 @@ def _scripts_of_manifest(manifest: Any) -> Iterator[JobScript]:
         return
     is_trainer = container is trainer
     process_field, pods = ("numProcPerNode", container.get("numNodes")) if is_trainer else ("nprocPerNode", None)
-    processes = _count_or_none((trainer if is_trainer else spec).get(process_field))
+    processes = _count_or_none((trainer if is_trainer else job_spec).get(process_field))
     replica_counts = [_count_or_none(pod_group.get("replicas", 1)) for pod_group in pod_groups]
     if pods is not None or is_trainer:
         replica_counts = [_count_or_none(1 if pods is None else pods)]
-    known_counts = [count for count in replica_counts if count is not None]
+    known_counts = [known_count for known_count in replica_counts if known_count is not None]
     pod_count = sum(known_counts) if len(known_counts) == len(replica_counts) else None
     yield JobScript(_script_text(container), _gpu_limit(container) if processes is None else processes, pod_count)
 
 
 def _containers(pod_group: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yields the containers of a group of pods."""
+    """Yields the containers that the pods of a group run."""
     template = pod_group.get("template")
     pod_spec = template.get("spec") if isinstance(template, Mapping) else None
     containers = pod_spec.get("containers") if isinstance(pod_spec, Mapping) else None
@@ -136,10 +138,12 @@ def _command_words(container: Mapping[str, Any]) -> list[str]:
     """Returns the words of a container's command and arguments."""
     word_lists = (container.get(field_name) for field_name in ("command", "args"))
     return [
-        str(word)
-        for words in word_lists
-        for word in (words if isinstance(words, list) else [words] if isinstance(words, str) else ())
-        if is_text_or_number(word)
+        str(field_word)
+        for field_words in word_lists
+        for field_word in (
+            field_words if isinstance(field_words, list) else [field_words] if isinstance(field_words, str) else ()
+        )
+        if is_text_or_number(field_word)
     ]
 
 
@@ -147,29 +151,35 @@ def _script_text(container: Mapping[str, Any]) -> str:
     """Returns the script of a container's command, after the assignments of its environment."""
     environment: dict[str, str] = {}
 
-    def with_values(text: str) -> str:
+    def with_values(variable_text: str) -> str:
         """Returns a text with `$(NAME)` replaced by values of earlier variables, as Kubernetes does before a shell."""
-        return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), text)
+        return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), variable_text)
 
-    for name, text in environment_variables(container.get("env")).items():
-        environment[name] = with_values(text)[:LONGEST_VALUE]
+    for name, variable_text in environment_variables(container.get("env")).items():
+        environment[name] = with_values(variable_text)[:LONGEST_VALUE]
     assignments = [
-        f"export {name}={text if VARIABLE_IN_MANIFEST.fullmatch(text) else shlex.quote(text)}"
-        for name, text in environment.items()
+        f"export {name}={value if VARIABLE_IN_MANIFEST.fullmatch(value) else shlex.quote(value)}"
+        for name, value in environment.items()
         if re.fullmatch(r"[A-Za-z_]\w*", name)
     ]
-    words = [*map(with_values, _command_words(container))]
-    is_shell = words[0].rpartition("/")[2] in SHELLS and any(re.fullmatch(r"-\w*c\w*", word) for word in words[1:4])
-    return "\n".join([*assignments, shlex.join(words) if is_shell else " ".join(map(_quoted_word, words))])
+    shell_words = [*map(with_values, _command_words(container))]
+    is_shell = shell_words[0].rpartition("/")[2] in SHELLS and any(
+        re.fullmatch(r"-\w*c\w*", shell_word) for shell_word in shell_words[1:4]
+    )
+    return "\n".join([*assignments, shlex.join(shell_words) if is_shell else " ".join(map(_quoted_word, shell_words))])
 
 
-def _quoted_word(word: str) -> str:
+def _quoted_word(shell_word: str) -> str:
     """Returns a word that a shell reads unchanged, except for the variables that `envsubst` replaces."""
-    return '"' + re.sub(r'(["\\`])', r"\\\1", word) + '"' if "$" in word and "\n" not in word else shlex.quote(word)
+    return (
+        '"' + re.sub(r'(["\\`])', r"\\\1", shell_word) + '"'
+        if "$" in shell_word and "\n" not in shell_word
+        else shlex.quote(shell_word)
+    )
 
 
 def _count_or_none(written_count: Any) -> int | None:
-    """Returns a number of processes or pods; None for a word such as auto, and for a variable."""
+    """Returns a manifest's number of processes or pods; None for a word such as `auto` or a variable."""
     count_text = one_line(str(written_count))
     if isinstance(written_count, bool) or not re.fullmatch(r"[0-9]{1,6}", count_text) or int(count_text) > MAX_PODS:
         return None
@@ -180,11 +190,11 @@ def _gpu_limit(container: Mapping[str, Any]) -> int | None:
     """Returns the number of GPUs that a container's limits state; None if they state none."""
     resources = container.get("resources", container.get("resourcesPerNode"))
     tables = [resources.get(name) for name in ("limits", "requests")] if isinstance(resources, Mapping) else []
-    counts: Sequence[int | None] = [
-        _count_or_none(count)
-        for table in tables
-        if isinstance(table, Mapping)
-        for resource, count in table.items()
+    gpu_counts: Sequence[int | None] = [
+        _count_or_none(gpu_count)
+        for resource_table in tables
+        if isinstance(resource_table, Mapping)
+        for resource, gpu_count in resource_table.items()
         if GPU_RESOURCE.fullmatch(str(resource))
     ]
-    return next((count for count in counts if count), None)
+    return next((gpu_count for gpu_count in gpu_counts if gpu_count), None)

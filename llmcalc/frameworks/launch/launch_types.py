@@ -134,7 +134,7 @@ class Launch:
     unread_files_text: str = ""
 
     def error_in_file_terms(self, error: InputError) -> InputError:
-        """Returns an error about an option that the file sets, with the file's name and argument; else the error."""
+        """Returns an error about an option in the words of the launch file, if the file sets that option."""
         option_match = re.match(r"--([a-z0-9-]+) (\S+): ", str(error))
         setting_name = option_match[1].replace("-", "_") if option_match else ""
         if option_match is None or setting_name in self.option_overrides or setting_name not in self.settings:
@@ -145,7 +145,7 @@ class Launch:
         return InputError(f"{self.name_in_errors}: {argument_text}: {str(error)[option_match.end() :]}")
 
     def with_stage_sizes(self, layer_count: int) -> Launch:
-        """Returns the run with the number of layers of each pipeline stage. layer_count: the model's layers."""
+        """Returns the run with the number of layers in each pipeline stage."""
         if self.layers_per_stage is not None:
             error_prefix = f"{self.name_in_errors}: layers_per_stage {self.layers_per_stage}"
             stage_sizes = stage_sizes_of_most_layers(
@@ -154,15 +154,17 @@ class Launch:
             chunk_count = len(stage_sizes) // self.layout.pp
             is_interleaved = self.layout.schedule == "interleaved"
             if is_interleaved != (chunk_count > 1):
-                most_layers = layer_count // (2 * self.layout.pp)
-                advice = f"2 or more in an interleaved schedule (at most {most_layers})"
+                layer_limit = layer_count // (2 * self.layout.pp)
+                advice_text = f"2 or more in an interleaved schedule (at most {layer_limit})"
                 if not is_interleaved:
-                    advice = f"1 in 1F1B (at least {ceil_div(layer_count, self.layout.pp)})"
-                elif not most_layers:
-                    advice = f"the schedule 1F1B, since {2 * self.layout.pp} interleaved stages need as many layers"
+                    advice_text = f"1 in 1F1B (at least {ceil_div(layer_count, self.layout.pp)})"
+                elif not layer_limit:
+                    advice_text = (
+                        f"the schedule 1F1B, since {2 * self.layout.pp} interleaved stages need as many layers"
+                    )
                 raise InputError(
                     f"{error_prefix}: {chunk_count} stage{'s' * (chunk_count > 1)} of {layer_count} layers per rank; "
-                    f"expected {advice}"
+                    f"expected {advice_text}"
                 )
             return replace(self, layout=replace(self.layout, vpp=chunk_count, pp_layout=stage_sizes))
         stage_count = self.layout.pp * self.layout.vpp
@@ -187,10 +189,10 @@ class Launch:
         """
         if self.logits_per_chunk is None or self.settings.get("cross_entropy") != "chunked":
             return self
-        tokens = self.settings.get("batch", 1) * self.settings.get("seq", 1)
-        fewest_chunks = ceil_div(tokens * vocabulary, self.logits_per_chunk)
+        token_count = self.settings.get("batch", 1) * self.settings.get("seq", 1)
+        fewest_chunks = ceil_div(token_count * vocabulary, self.logits_per_chunk)
         chunk_count = 1 if fewest_chunks <= 1 else 4 * ceil_div(fewest_chunks, 4)
-        return replace(self, settings={"loss_chunk": max(1, ceil_div(tokens, chunk_count)), **self.settings})
+        return replace(self, settings={"loss_chunk": max(1, ceil_div(token_count, chunk_count)), **self.settings})
 
     def json_data(self) -> dict[str, Any]:
         """Returns the launch file's values as part of a JSON document."""
@@ -276,7 +278,8 @@ class LaunchSource:
             return "--devices says another number"
         variable_names_text = ", ".join(self.unset_count_variables)
         assignments_text = " ".join(
-            f"{variable}={8 if i == 0 else 1}" for i, variable in enumerate(self.unset_count_variables)
+            f"{count_variable}={8 if variable_index == 0 else 1}"
+            for variable_index, count_variable in enumerate(self.unset_count_variables)
         )
         launch_example = f"--launch '{assignments_text} FILE'"
         return f"{variable_names_text} of the launcher is not set: --devices, or {launch_example}, says another number"
@@ -462,7 +465,7 @@ class LaunchReader:
         record_unknown_keys(self, config, (*known_names, *ignored_names), "", unknown_reason)
 
     def refuse(self, argument_name: str, refusal_reason: str) -> None:
-        """Adds an argument to `unknown_arguments`, which `check_unknown_arguments` refuses, and the reason."""
+        """Records an argument as not modelled, so that `check_unknown_arguments` raises an error."""
         self.unknown_arguments[argument_name] = refusal_reason
 
     def refuse_if_set(self, config: Table, refusal_reasons: Mapping[str, str], name_prefix: str = "") -> None:
@@ -595,7 +598,7 @@ class LaunchReader:
         expected_file_kind: str,
         shipped_tables: Mapping[str, Table] = NO_SHIPPED_FILES,
     ) -> Table:
-        """Returns the tables of the file that an argument names.
+        """Returns the parsed tables of a file that an argument names.
 
         expected_file_kind: the kind of file, for the error.
         shipped_tables: path → tables of the program's own files, read where the user has no file of that path.
@@ -605,7 +608,11 @@ class LaunchReader:
         shipped_text = shipped_tables.get(file_name.removeprefix("./"))
         if shipped_text is None:  # a path in a container that has the program, such as /workspace/axolotl
             shipped_text = next(
-                (table for shipped_name, table in shipped_tables.items() if file_name.endswith(f"/{shipped_name}")),
+                (
+                    shipped_table
+                    for shipped_name, shipped_table in shipped_tables.items()
+                    if file_name.endswith(f"/{shipped_name}")
+                ),
                 None,
             )
         try:
@@ -671,7 +678,7 @@ class LaunchReader:
         )
 
     def with_recorded_arguments(self, launched_run: Launch) -> Launch:
-        """Returns a training run that another reader made, with the arguments that this reader has recorded."""
+        """Returns another reader's training run with the notes and arguments that this reader has recorded."""
         return replace(
             launched_run,
             unknown_arguments={**self.unknown_arguments, **launched_run.unknown_arguments},

@@ -94,23 +94,23 @@ def changes_of_model(
     model_names = _model_names(syntax_tree)
     _record_adapters(changes, syntax_tree, call_nodes, lora_arguments)
     _record_optimizer(changes, syntax_tree, call_nodes)
-    has_adapters = any(_called_name(call) in ("LoraConfig", "get_peft_model") for call in call_nodes)
+    has_adapters = any(_called_name(call_node) in ("LoraConfig", "get_peft_model") for call_node in call_nodes)
     if not has_adapters and any(_freezing_nodes(syntax_tree)):
         changes.unknown_arguments["requires_grad"] = FROZEN_NOTE
-    for call in call_nodes:
-        _record_weight_conversion(changes, call, model_names)
-        _record_other_head(changes, call)
+    for call_node in call_nodes:
+        _record_weight_conversion(changes, call_node, model_names)
+        _record_other_head(changes, call_node)
     _record_size_overrides(changes, syntax_tree, call_nodes)
     if any(_replaces_layers(statement, model_names) for statement in ast.walk(syntax_tree)):
         changes.unknown_arguments["layers"] = "the file replaces layers of the model; expected TARGET with --set"
-    if any(_called_name(call) == "resize_token_embeddings" for call in call_nodes):
+    if any(_called_name(call_node) == "resize_token_embeddings" for call_node in call_nodes):
         changes.notes.append("resize_token_embeddings: the embedding is counted with the rows of the model's config")
     return changes
 
 
-def _called_name(call: ast.Call) -> str:
+def _called_name(call_node: ast.Call) -> str:
     """Returns the last component of a called function's name: `to` for both `model.to(…)` and `load(…).to(…)`."""
-    return call.func.attr if isinstance(call.func, ast.Attribute) else dotted_name_of(call.func)
+    return call_node.func.attr if isinstance(call_node.func, ast.Attribute) else dotted_name_of(call_node.func)
 
 
 def _is_model_call(expression: ast.expr) -> bool:
@@ -127,26 +127,37 @@ def _is_model_call(expression: ast.expr) -> bool:
 def _model_names(syntax_tree: ast.Module) -> set[str]:
     """Returns the names of the variables to which the trained model is assigned."""
     assignments = [
-        node for node in ast.walk(syntax_tree) if isinstance(node, ast.Assign) and _is_model_call(node.value)
+        assignment
+        for assignment in ast.walk(syntax_tree)
+        if isinstance(assignment, ast.Assign) and _is_model_call(assignment.value)
     ]
-    target_nodes = [target_node for node in assignments for target_node in node.targets]
+    target_nodes = [target_node for assignment in assignments for target_node in assignment.targets]
     name_nodes = [
         target_node.elts[0] if isinstance(target_node, ast.Tuple) and target_node.elts else target_node
         for target_node in target_nodes
     ]
-    return {node.id for node in name_nodes if isinstance(node, ast.Name) and OTHER_MODEL_NAME.search(node.id) is None}
+    return {
+        assignment.id
+        for assignment in name_nodes
+        if isinstance(assignment, ast.Name) and OTHER_MODEL_NAME.search(assignment.id) is None
+    }
 
 
 def _record_adapters(
     model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call], lora_arguments: Collection[str]
 ) -> None:
     """Adds LoRA arguments that change sizes, and adapters of other kinds than LoRA, to the unknown arguments."""
-    import_nodes = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.ImportFrom)]
-    peft_names = {alias.name for node in import_nodes if (node.module or "").startswith("peft") for alias in node.names}
-    for call in calls:
-        called_name, class_name = dotted_name_of(call.func), _called_name(call)
+    import_nodes = [import_node for import_node in ast.walk(syntax_tree) if isinstance(import_node, ast.ImportFrom)]
+    peft_names = {
+        alias.name
+        for import_node in import_nodes
+        if (import_node.module or "").startswith("peft")
+        for alias in import_node.names
+    }
+    for call_node in calls:
+        called_name, class_name = dotted_name_of(call_node.func), _called_name(call_node)
         if class_name == "LoraConfig" or called_name.endswith("Model.get_peft_model"):
-            for keyword in call.keywords:
+            for keyword in call_node.keywords:
                 if (
                     keyword.arg
                     and keyword.arg not in {*lora_arguments, *IGNORED_LORA_ARGUMENTS}
@@ -170,16 +181,16 @@ def _turns_feature_off(value_node: ast.expr) -> bool:
 def _record_optimizer(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
     """Records an optimizer that the file creates and passes to the trainer, in place of the argument `optim`."""
     created_optimizers = {
-        target_node.id: _called_name(node.value)
-        for node in ast.walk(syntax_tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-        for target_node in node.targets
+        target_node.id: _called_name(syntax_node.value)
+        for syntax_node in ast.walk(syntax_tree)
+        if isinstance(syntax_node, ast.Assign) and isinstance(syntax_node.value, ast.Call)
+        for target_node in syntax_node.targets
         if isinstance(target_node, ast.Name)
     }
-    for call in calls:
-        optimizers_node = next((keyword.value for keyword in call.keywords if keyword.arg == "optimizers"), None)
+    for call_node in calls:
+        optimizers_node = next((keyword.value for keyword in call_node.keywords if keyword.arg == "optimizers"), None)
         if (
-            not _called_name(call).endswith("Trainer")
+            not _called_name(call_node).endswith("Trainer")
             or not isinstance(optimizers_node, ast.Tuple | ast.List)
             or not optimizers_node.elts
         ):
@@ -202,51 +213,67 @@ def _freezing_nodes(syntax_tree: ast.Module) -> Iterator[ast.AST]:
     other_model_nodes: set[int] = set()
     for loop_node in ast.walk(syntax_tree):
         if isinstance(loop_node, ast.For) and not _names_trained_model(loop_node.iter):
-            other_model_nodes |= {id(node) for node in ast.walk(loop_node)}
-    for node in ast.walk(syntax_tree):
-        if id(node) in other_model_nodes:
+            other_model_nodes |= {id(loop_part) for loop_part in ast.walk(loop_node)}
+    for loop_part in ast.walk(syntax_tree):
+        if id(loop_part) in other_model_nodes:
             continue
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is False:
-            target_node = node.targets[0]
+        if (
+            isinstance(loop_part, ast.Assign)
+            and isinstance(loop_part.value, ast.Constant)
+            and loop_part.value.value is False
+        ):
+            target_node = loop_part.targets[0]
             if (
                 isinstance(target_node, ast.Attribute)
                 and target_node.attr == "requires_grad"
                 and _names_trained_model(target_node.value)
             ):
-                yield node
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_":
-            is_disabled = bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value is False
-            if is_disabled and _names_trained_model(node.func.value):
-                yield node
+                yield loop_part
+        if (
+            isinstance(loop_part, ast.Call)
+            and isinstance(loop_part.func, ast.Attribute)
+            and loop_part.func.attr == "requires_grad_"
+        ):
+            is_disabled = (
+                bool(loop_part.args)
+                and isinstance(loop_part.args[0], ast.Constant)
+                and loop_part.args[0].value is False
+            )
+            if is_disabled and _names_trained_model(loop_part.func.value):
+                yield loop_part
 
 
 def _names_trained_model(owner_node: ast.expr) -> bool:
-    """Whether an expression names only the trained model, and no other model such as a reference model."""
-    node_names = (getattr(node, "id", "") or getattr(node, "attr", "") for node in ast.walk(owner_node))
+    """Whether an expression refers to the trained model alone, not to a reference model."""
+    node_names = (getattr(name_node, "id", "") or getattr(name_node, "attr", "") for name_node in ast.walk(owner_node))
     return not any(map(OTHER_MODEL_NAME.search, node_names))
 
 
-def _record_weight_conversion(model_changes: ModelChanges, call: ast.Call, model_names: Collection[str]) -> None:
+def _record_weight_conversion(model_changes: ModelChanges, call_node: ast.Call, model_names: Collection[str]) -> None:
     """Records a call that converts the weights of the model, or compiles the model."""
-    if dotted_name_of(call.func) == "torch.compile" and call.args and dotted_name_of(call.args[0]) in model_names:
+    if (
+        dotted_name_of(call_node.func) == "torch.compile"
+        and call_node.args
+        and dotted_name_of(call_node.args[0]) in model_names
+    ):
         model_changes.arguments["torch_compile"] = True
-    if not isinstance(call.func, ast.Attribute):
+    if not isinstance(call_node.func, ast.Attribute):
         return
-    owner_node = call.func.value
+    owner_node = call_node.func.value
     if not (_is_model_call(owner_node) or (isinstance(owner_node, ast.Name) and owner_node.id in model_names)):
         return
-    if call.func.attr in DTYPE_BY_METHOD and not call.args:
-        model_changes.arguments["dtype"] = DTYPE_BY_METHOD[call.func.attr]
-    if call.func.attr == "to":
-        value_nodes = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "dtype")]
+    if call_node.func.attr in DTYPE_BY_METHOD and not call_node.args:
+        model_changes.arguments["dtype"] = DTYPE_BY_METHOD[call_node.func.attr]
+    if call_node.func.attr == "to":
+        value_nodes = [*call_node.args, *(keyword.value for keyword in call_node.keywords if keyword.arg == "dtype")]
         for format_name in (dotted_name_of(value_node).removeprefix("torch.") for value_node in value_nodes):
             if format_name in DTYPE_BY_METHOD.values():
                 model_changes.arguments["dtype"] = format_name
 
 
-def _record_other_head(model_changes: ModelChanges, call: ast.Call) -> None:
-    """Records that a call loads the model by a class whose head is not a language model's, as an unmodelled change."""
-    class_name = dotted_name_of(call.func).removesuffix(".from_pretrained").rpartition(".")[2]
+def _record_other_head(model_changes: ModelChanges, call_node: ast.Call) -> None:
+    """Records as not modelled that a call loads the model with another head than a language model's."""
+    class_name = dotted_name_of(call_node.func).removesuffix(".from_pretrained").rpartition(".")[2]
     if OTHER_HEAD_CLASS.fullmatch(class_name) is not None:
         model_changes.unknown_arguments[class_name] = OTHER_HEAD_REASON
 
@@ -254,9 +281,9 @@ def _record_other_head(model_changes: ModelChanges, call: ast.Call) -> None:
 def _record_size_overrides(model_changes: ModelChanges, syntax_tree: ast.Module, calls: Sequence[ast.Call]) -> None:
     """Records sizes with which the file overrides a published model's config, as arguments or as attributes."""
     config_sizes: dict[str, Any] = {}
-    for call in calls:
-        if _called_name(call) in ("from_pretrained", "from_config"):
-            config_sizes |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+    for call_node in calls:
+        if _called_name(call_node) in ("from_pretrained", "from_config"):
+            config_sizes |= {keyword.arg: keyword.value for keyword in call_node.keywords if keyword.arg}
     for statement in ast.walk(syntax_tree):
         target_node = statement.targets[0] if isinstance(statement, ast.Assign) else None
         if (
@@ -265,9 +292,9 @@ def _record_size_overrides(model_changes: ModelChanges, syntax_tree: ast.Module,
         ):
             config_sizes[target_node.attr] = statement.value if isinstance(statement, ast.Assign) else None
     new_sizes = {
-        field_name: value.value
-        for field_name, value in config_sizes.items()
-        if SIZE_FIELD.fullmatch(field_name) and isinstance(value, ast.Constant) and type(value.value) is int
+        field_name: field_value.value
+        for field_name, field_value in config_sizes.items()
+        if SIZE_FIELD.fullmatch(field_name) and isinstance(field_value, ast.Constant) and type(field_value.value) is int
     }
     if new_sizes:
         settings_text = " ".join(f"--set {field_name}={size_value}" for field_name, size_value in new_sizes.items())

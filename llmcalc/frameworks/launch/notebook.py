@@ -41,14 +41,16 @@ CELL_END_MARK = "END_OF_THIS_CELL"
 """Mark that ends a cell's text in a here-document of the script."""
 
 
-def read_launch_text(path: Path) -> str:
+def read_launch_text(file_path: Path) -> str:
     """Returns a launch file's text: a notebook's code, or a Windows script or systemd unit translated to shell.
 
     Raises `InputError` for a file that is not text.
     """
-    if path.suffix != NOTEBOOK_ENDING:
-        return shell_of_unit(shell_text_of_windows_script(read_text(path, LARGEST_FILE_BYTES), path.name), path.name)
-    return code_of_notebook(read_text(path, LARGEST_NOTEBOOK), str(path))
+    if file_path.suffix != NOTEBOOK_ENDING:
+        return shell_of_unit(
+            shell_text_of_windows_script(read_text(file_path, LARGEST_FILE_BYTES), file_path.name), file_path.name
+        )
+    return code_of_notebook(read_text(file_path, LARGEST_NOTEBOOK), str(file_path))
 
 
 def is_python_name(file_name: str) -> bool:
@@ -65,7 +67,7 @@ def code_of_notebook(notebook_text: str, name_in_errors: str) -> str:
 
     cells = list(_code_cells(parse_json(notebook_text, name_in_errors), name_in_errors))
     python_text = "\n".join(map(_python_of_cell, cells))
-    if any(kind.read_python is not None and kind.is_python(python_text) for kind in launch_file_kinds()):
+    if any(file_kind.read_python is not None and file_kind.is_python(python_text) for file_kind in launch_file_kinds()):
         return _checked_code(python_text, name_in_errors)
     commands = [command_text for cell in cells if (command_text := _script_of_cell(cell))]
     if not commands:
@@ -134,12 +136,16 @@ def _is_valid_python(python_text: str) -> bool:
 
 def _script_of_cell(cell: str) -> str:
     """Returns the commands of a cell as lines of a script; empty for a cell without commands."""
-    first_line, _, body = cell.lstrip().partition("\n")
+    first_line, _, cell_body = cell.lstrip().partition("\n")
     if first_line.startswith(SHELL_CELLS):
-        return body
+        return cell_body
     if first_line.startswith("%%writefile"):
         file_name = first_line.split()[-1]
-        return f"cat > {file_name} <<'{CELL_END_MARK}'\n{body}\n{CELL_END_MARK}" if CELL_END_MARK not in body else ""
+        return (
+            f"cat > {file_name} <<'{CELL_END_MARK}'\n{cell_body}\n{CELL_END_MARK}"
+            if CELL_END_MARK not in cell_body
+            else ""
+        )
     command_lines: list[str] = []
     is_continued = False
     for cell_line in cell.split("\n"):

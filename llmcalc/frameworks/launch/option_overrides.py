@@ -57,13 +57,14 @@ def read_with_options(
     return replace(
         _with_file_kind(launch_file, changed_launch),
         option_overrides={
-            option: OptionOverride(value, _value_in_file(launched_run, option)) for option, value in options.items()
+            option: OptionOverride(option_value, _value_in_file(launched_run, option))
+            for option, option_value in options.items()
         },
     )
 
 
 def _with_file_kind(launch_file: LaunchFile, launched_run: Launch) -> Launch:
-    """Returns the training run with the launch file's kind, its program, and the program's version."""
+    """Returns the training run with the title, program and version of the kind of launch file."""
     encoders = launch_file.encoders
     if encoders is not None and launched_run.trains_encoders is not None:
         encoders = replace(encoders, is_trained=launched_run.trains_encoders)
@@ -77,12 +78,14 @@ def _with_file_kind(launch_file: LaunchFile, launched_run: Launch) -> Launch:
 
 
 def _without_master_weight_format(launched_run: Launch) -> Launch:
-    """Returns the training run, without a number format of master weights if only adapters are trained."""
+    """Returns the run without a format of master weights if it trains adapters alone."""
     if launched_run.settings.get("lora_rank") is None:
         return launched_run
     return replace(
         launched_run,
-        settings={option: value for option, value in launched_run.settings.items() if option != "master_weights"},
+        settings={
+            option: option_value for option, option_value in launched_run.settings.items() if option != "master_weights"
+        },
     )
 
 
@@ -126,7 +129,7 @@ def with_option_overrides(launched_run: Launch, options: Mapping[str, Any]) -> L
 
 
 def _with_default_optimizer(launched_run: Launch, torch_version: str) -> Launch:
-    """Returns the training run with the Trainer's default optimizer of a version of torch; empty for the newest.
+    """Returns the run with the optimizer that the Trainer uses by default with a version of torch.
 
     AdamW is fused by default since torch 2.8 (transformers/training_args.py, `default_optim`), except in earlier
     versions of transformers, of which a note says so.
@@ -154,7 +157,7 @@ def _with_default_optimizer(launched_run: Launch, torch_version: str) -> Launch:
 
 
 def _with_layout_options(launched_run: Launch, options: Mapping[str, Any]) -> Launch:
-    """Returns the training run over the same number of devices, with the layout of the command-line options.
+    """Returns the run on the same number of devices, in the layout that command-line options state.
 
     A file that leaves the framework open takes that of the options. Raises `InputError` for a framework that
     contradicts the file's, and for sizes that contradict each other.
@@ -184,23 +187,31 @@ def _with_layout_options(launched_run: Launch, options: Mapping[str, Any]) -> La
             f"--framework {framework_name}: {launched_run.name_in_errors} runs {framework_title}, whose settings no "
             "other framework has; remove the option, or answer without the file"
         )
-    degrees = {option: option_value for option, option_value in options.items() if option not in ("framework", "fsdp")}
+    parallel_sizes = {
+        option: option_value for option, option_value in options.items() if option not in ("framework", "fsdp")
+    }
     if "fsdp" in options:
-        replica_count = degrees.get("hsdp_replicas", launched_run.layout.hsdp_replicas)
-        degrees |= {"zero": 3, "dp": options["fsdp"] * replica_count}
-    replica_sizes = {option: degrees.get(option, getattr(launched_run.layout, option)) for option in ("tp", "pp", "cp")}
+        replica_count = parallel_sizes.get("hsdp_replicas", launched_run.layout.hsdp_replicas)
+        parallel_sizes |= {"zero": 3, "dp": options["fsdp"] * replica_count}
+    replica_sizes = {
+        option: parallel_sizes.get(option, getattr(launched_run.layout, option)) for option in ("tp", "pp", "cp")
+    }
     replica_devices = replica_sizes["tp"] * replica_sizes["pp"] * replica_sizes["cp"]
-    dp = degrees.get("dp", world_size // replica_devices if world_size % replica_devices == 0 else 0)
-    if dp * replica_devices != world_size:
+    data_parallel_size = parallel_sizes.get(
+        "dp", world_size // replica_devices if world_size % replica_devices == 0 else 0
+    )
+    if data_parallel_size * replica_devices != world_size:
         raise InputError(
             f"--devices: {launched_run.name_in_errors} runs on {world_size}, and tp · cp · pp · dp is "
-            f"{replica_devices * max(dp, 1)}; "
+            f"{replica_devices * max(data_parallel_size, 1)}; "
             "expected --devices of that number, or other sizes"
         )
-    new_sizes: dict[str, Any] = {**degrees, "dp": dp}
-    if "pp" in degrees or "vpp" in degrees:
+    new_sizes: dict[str, Any] = {**parallel_sizes, "dp": data_parallel_size}
+    if "pp" in parallel_sizes or "vpp" in parallel_sizes:
         new_sizes.setdefault("pp_layout", None)
-        new_sizes.setdefault("schedule", "interleaved" if degrees.get("vpp", launched_run.layout.vpp) > 1 else "1f1b")
+        new_sizes.setdefault(
+            "schedule", "interleaved" if parallel_sizes.get("vpp", launched_run.layout.vpp) > 1 else "1f1b"
+        )
         launched_run = replace(launched_run, end_stage_layers=(None, None))
         if new_sizes.get("pp", launched_run.layout.pp) == 1:
             new_sizes.setdefault("vpp", 1)

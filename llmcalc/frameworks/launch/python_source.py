@@ -73,7 +73,9 @@ def expression_value(expression: ast.expr, known_values: Mapping[str, Any], nest
         dotted_name = dotted_name_of(expression)
         return known_values[dotted_name] if dotted_name in known_values else UnknownValue(dotted_name)
     if isinstance(expression, ast.List | ast.Tuple):
-        return [expression_value(element, known_values, nesting_depth + 1) for element in expression.elts[:1000]]
+        return [
+            expression_value(element_node, known_values, nesting_depth + 1) for element_node in expression.elts[:1000]
+        ]
     if isinstance(expression, ast.UnaryOp) and isinstance(expression.op, ast.USub):
         operand_value = expression_value(expression.operand, known_values, nesting_depth + 1)
         return -operand_value if isinstance(operand_value, int | float) else UnknownValue("-")
@@ -114,27 +116,27 @@ LONGEST_LIST = 10_000
 """Largest number of elements in a computed list, including the elements of nested lists."""
 
 
-def _list_result(operation: ast.operator, items: list[Any], operand_value: Any) -> Any:
+def _list_result(operation: ast.operator, list_items: list[Any], operand_value: Any) -> Any:
     """Returns the sum of two lists, or a repeated list; unknown for other operations and for long lists."""
     is_sum = isinstance(operation, ast.Add) and isinstance(operand_value, list)
     is_product = isinstance(operation, ast.Mult) and type(operand_value) is int
-    item_count = sum(len(item) if isinstance(item, list) else 1 for item in items)
+    item_count = sum(len(list_item) if isinstance(list_item, list) else 1 for list_item in list_items)
     if is_sum and item_count + len(operand_value) <= LONGEST_LIST:
-        return items + operand_value
+        return list_items + operand_value
     if is_product and item_count * max(0, operand_value) <= LONGEST_LIST:
-        return items * operand_value
+        return list_items * operand_value
     return UnknownValue("a list")
 
 
 def _equality_result(comparison: ast.Compare, known_values: Mapping[str, Any], nesting_depth: int) -> Any:
     """Evaluates a comparison of two known values, such as number formats, or of the device's support of bf16."""
     operation, right_node = comparison.ops[0], comparison.comparators[0]
-    attribute_names = {getattr(node, "attr", "") for node in ast.walk(comparison.left)}
+    attribute_names = {getattr(syntax_node, "attr", "") for syntax_node in ast.walk(comparison.left)}
     if "get_device_capability" in attribute_names and isinstance(operation, ast.GtE):
         return True  # of 8 and later, as `BF16_SUPPORT_FUNCTION`
     left_value, right_value = (
-        number_format_name(expression_value(node, known_values, nesting_depth))
-        for node in (comparison.left, right_node)
+        number_format_name(expression_value(syntax_node, known_values, nesting_depth))
+        for syntax_node in (comparison.left, right_node)
     )
     if (
         contains_unknown_value(left_value)
@@ -152,10 +154,12 @@ def number_format_name(known_value: Any) -> Any:
     return known_value
 
 
-def contains_unknown_value(value: Any) -> bool:
+def contains_unknown_value(evaluated_value: Any) -> bool:
     """Whether a value is unknown, or contains an unknown value in a table."""
     return (
-        any(map(contains_unknown_value, value.values())) if isinstance(value, dict) else isinstance(value, UnknownValue)
+        any(map(contains_unknown_value, evaluated_value.values()))
+        if isinstance(evaluated_value, dict)
+        else isinstance(evaluated_value, UnknownValue)
     )
 
 
@@ -174,7 +178,7 @@ def _table_value(expression: ast.Dict, known_values: Mapping[str, Any], nesting_
 
 
 def nested_item_value(expression: ast.expr, known_values: Mapping[str, Any], nesting_depth: int = 0) -> Any:
-    """Returns a constant expression's value; unknown for a variable with nested tables, whose copies could grow."""
+    """Returns the value of an expression; unknown for a variable with lists or tables inside its value."""
     item_value = expression_value(expression, known_values, nesting_depth)
     inner_values = list(item_value.values()) if isinstance(item_value, dict) else item_value
     is_nested = isinstance(inner_values, list) and any(
@@ -183,10 +187,10 @@ def nested_item_value(expression: ast.expr, known_values: Mapping[str, Any], nes
     return UnknownValue("a table") if is_nested and not isinstance(expression, ast.Dict) else item_value
 
 
-def keyword_arguments(call: ast.Call, known_values: Mapping[str, Any], nesting_depth: int = 0) -> dict[str, Any]:
+def keyword_arguments(call_node: ast.Call, known_values: Mapping[str, Any], nesting_depth: int = 0) -> dict[str, Any]:
     """Returns keyword → value of a call's arguments, including those of an unpacked table (`**arguments`)."""
     arguments: dict[str, Any] = {}
-    for keyword in call.keywords[:1000]:
+    for keyword in call_node.keywords[:1000]:
         keyword_value = nested_item_value(keyword.value, known_values, nesting_depth)
         if keyword.arg:
             arguments[keyword.arg] = keyword_value
@@ -270,9 +274,9 @@ def assigned_values(target_node: ast.expr, value_node: ast.expr, known_values: M
         return {}
     names_and_values = zip(target_node.elts, value_node.elts, strict=True)
     return {
-        name.id: expression_value(value_element, known_values)
-        for name, value_element in names_and_values
-        if isinstance(name, ast.Name)
+        variable_name.id: expression_value(value_element, known_values)
+        for variable_name, value_element in names_and_values
+        if isinstance(variable_name, ast.Name)
     }
 
 
@@ -288,7 +292,7 @@ MAX_CALLS = 2000
 
 def calls_in_order(syntax_tree: ast.Module) -> list[ast.Call]:
     """Returns the calls of a Python file by line, at most `MAX_CALLS`."""
-    calls = [node for node in ast.walk(syntax_tree) if isinstance(node, ast.Call)][:MAX_CALLS]
+    calls = [syntax_node for syntax_node in ast.walk(syntax_tree) if isinstance(syntax_node, ast.Call)][:MAX_CALLS]
     return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
 
@@ -311,7 +315,7 @@ Config: TypeAlias = dict[str, Any]
 
 
 class ConfigurationBuilder:
-    """ConfigurationBuilder that a module's functions build by calls and by assignments to attributes.
+    """Evaluates functions that build a configuration by calls and assignments, without running them.
 
     known_configurations: called name → the configuration that it returns, for functions of other modules.
     """
@@ -453,7 +457,7 @@ class ConfigurationBuilder:
         self.count_evaluated_values(len(owner_config) + len(config))
         for config_key in [key for key in owner_config if key == attr_name or key.startswith(f"{attr_name}.")]:
             del owner_config[config_key]
-        owner_config |= {f"{attr_name}.{key}".rstrip("."): value for key, value in config.items()}
+        owner_config |= {f"{attr_name}.{key}".rstrip("."): config_value for key, config_value in config.items()}
         if len(owner_config) > MAX_VALUES:
             raise RecursionError
 
@@ -481,10 +485,13 @@ class ConfigurationBuilder:
         called_name = dotted_name_of(expression.func)
         keyword_nodes = {keyword.arg: keyword.value for keyword in expression.keywords if keyword.arg is not None}
         if called_name in self.functions:
-            argument_values = {key: expression_value(value, variables) for key, value in keyword_nodes.items()}
+            argument_values = {
+                argument_key: expression_value(value, variables) for argument_key, value in keyword_nodes.items()
+            }
             parameters = [parameter.arg for parameter in self.functions[called_name].args.args]
             argument_values |= {
-                key: expression_value(value, variables) for key, value in zip(parameters, expression.args, strict=False)
+                argument_key: expression_value(value, variables)
+                for argument_key, value in zip(parameters, expression.args, strict=False)
             }
             return self.configuration_of(called_name, argument_values, depth + 1)
         config: Config = dict(self.known_configurations.get(called_name, {}))

@@ -137,9 +137,9 @@ def launch_from_text(
         raise InputError(f"{name_in_errors}: is empty; expected {launch_file_titles()}")
     if is_python(file_text, name_in_errors):
         return _read_python(file_text, launch_source, options)
-    task = _skypilot_task(file_text, name_in_errors)
-    if task is not None:
-        task_script = script_of_task(task, shell_variables or {}, file_text)
+    skypilot_task = _skypilot_task(file_text, name_in_errors)
+    if skypilot_task is not None:
+        task_script = script_of_task(skypilot_task, shell_variables or {}, file_text)
         shell_script = read_script(
             task_script.text,
             name_in_errors,
@@ -150,17 +150,17 @@ def launch_from_text(
         )
         launched_run = _read_script(shell_script, launch_source, task_script.sbatch_options, options)
         return replace(launched_run, accelerator_name=task_script.accelerator_name)
-    job = job_script(file_text, name_in_errors, shell_variables or {})
-    if job is not None:
+    kubernetes_job = job_script(file_text, name_in_errors, shell_variables or {})
+    if kubernetes_job is not None:
         shell_script = read_script(
-            job.text,
+            kubernetes_job.text,
             name_in_errors,
             shell_variables,
             arguments,
             read_sourced_file=_make_sourced_file_reader(launch_source.read_text),
-            first_line_number=job.first_line_number,
+            first_line_number=kubernetes_job.first_line_number,
         )
-        return _read_script(shell_script, launch_source, job.torchrun_option_words, options)
+        return _read_script(shell_script, launch_source, kubernetes_job.torchrun_option_words, options)
     if file_text.lstrip()[:2] == "#!" or name_in_errors.endswith(SCRIPT_ENDINGS) or _is_script(file_text):
         read_sourced_file = _make_sourced_file_reader(launch_source.read_text)
         shell_script = read_script(
@@ -237,9 +237,9 @@ ARGUMENT_PARSER = re.compile(r"\b(TrlParser|HfArgumentParser|H4ArgumentParser)\(
 
 def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str, Any]) -> Launch:
     """Returns the training run of a Python launch file, from the file's syntax tree."""
-    for kind in launch_file_kinds():
-        if kind.read_python is not None and kind.is_python(file_text):
-            return read_with_options(kind, kind.read_python, file_text, source_file, options)
+    for file_kind in launch_file_kinds():
+        if file_kind.read_python is not None and file_kind.is_python(file_text):
+            return read_with_options(file_kind, file_kind.read_python, file_text, source_file, options)
     if ARGUMENT_PARSER.search(file_text) is not None:
         if source_file.arguments:
             command_text = f"python {shlex.join([source_file.name_in_errors, *source_file.arguments])}"
@@ -252,7 +252,9 @@ def _read_python(file_text: str, source_file: LaunchSource, options: Mapping[str
             "--per_device_train_batch_size …', or the script or YAML file that has them"
         )
     known_titles_text = ", ".join(
-        kind.title for kind in launch_file_kinds() if kind.read_python is not None and kind not in REFUSED_LAUNCH_FILES
+        file_kind.title
+        for file_kind in launch_file_kinds()
+        if file_kind.read_python is not None and file_kind not in REFUSED_LAUNCH_FILES
     )
     raise InputError(
         f"{source_file.name_in_errors}: a Python file of no program that is read (it is never run); expected "
@@ -271,8 +273,16 @@ def _training_loop_advice(file_text: str) -> str:
     """Returns advice for a Python file with a custom training loop: the command to type, with the file's model."""
     loaded_model = re.search(r"\.from_pretrained\(\s*[\"']([\w.-]{1,60}/[\w.-]{1,60})[\"']", file_text)
     model_target = "TARGET" if loaded_model is None else loaded_model[1]
-    options = next((options for pattern, options in OPTIONS_BY_WRAPPER.items() if re.search(pattern, file_text)), "")
-    return f"{model_target} in its place, {SETTINGS_ADVICE.removeprefix('TARGET ')}{options and f' {options}'}"
+    wrapper_options = next(
+        (
+            wrapper_options
+            for wrapper_pattern, wrapper_options in OPTIONS_BY_WRAPPER.items()
+            if re.search(wrapper_pattern, file_text)
+        ),
+        "",
+    )
+    advice = SETTINGS_ADVICE.removeprefix("TARGET ")
+    return f"{model_target} in its place, {advice}{wrapper_options and ' '}{wrapper_options}"
 
 
 @cache
@@ -419,7 +429,7 @@ def _read_training_command(
     options: Mapping[str, Any],
     notes: list[str],
 ) -> Launch:
-    """Returns the training run of the command that trains, and adds names of unread sourced files to `notes`."""
+    """Returns the training run of the only command in a script that trains."""
     name_in_errors = source_file.name_in_errors
     script = replace(
         script, commands=[command for command in script.commands if command.words[0] not in NON_PROGRAM_COMMANDS]
@@ -488,35 +498,36 @@ def _read_training_command(
             recipe_name = next((word for word in program_line.words if not word.startswith("-")), "NAME")
             recipe_path, command_source = f"recipes/configs/{recipe_name}.yaml", source_of_command(program_line)
             if _named_file_exists(command_source, recipe_path):  # in torchtune's repository
-                words = [recipe_path if word == recipe_name else word for word in program_line.words]
-                return _read_config(recipe_path, program_line._replace(words=words), command_source, options)
+                changed_words = [recipe_path if word == recipe_name else word for word in program_line.words]
+                return _read_config(recipe_path, program_line._replace(words=changed_words), command_source, options)
             raise InputError(
                 f"{name_in_errors}: line {program_line.line}: --config {printable_word(recipe_name)}: a recipe that "
                 "comes with torchtune, which is not read; expected a copy of it: "
                 f"tune cp {printable_word(recipe_name)} recipe.yaml, and --config recipe.yaml"
             )
     for program_line in command_lines:
-        config_kind = _config_kind_of_command(program_line)
-        if config_kind is not None and config_kind.read_tables is not None:
+        file_kind = _config_kind_of_command(program_line)
+        if file_kind is not None and file_kind.read_tables is not None:
             command_words = parse_arguments(program_line.words, name_in_errors)
             arguments_table = {
-                keyword_of(flag): parsed_argument_value(values) for flag, values in command_words.items()
+                keyword_of(flag): parsed_argument_value(argument_value)
+                for flag, argument_value in command_words.items()
             }
             arguments_table = {**_values_implied_by_command(program_line), **arguments_table}
             command_source = source_of_command(program_line)
             try:
-                return read_with_options(config_kind, config_kind.read_tables, arguments_table, command_source, options)
+                return read_with_options(file_kind, file_kind.read_tables, arguments_table, command_source, options)
             except InputError as error:
                 raise _unresolved_argument_error(error, command_words, name_in_errors) from None
     return _read_by_arguments(script, command_lines, source_file, source_of_command, options)
 
 
-def _named_file_exists(source_file: LaunchSource, path: str) -> bool:
+def _named_file_exists(source_file: LaunchSource, file_name: str) -> bool:
     """Whether a file named in a launch file exists."""
     if source_file.read_text is None:
         return False
     try:
-        source_file.read_text(path)
+        source_file.read_text(file_name)
     except InputError:
         return False
     return True
@@ -599,17 +610,21 @@ def _read_python_of_command(
     options: Mapping[str, Any],
 ) -> Launch | None:
     """Returns the training run of the Python file that a command runs, if the file exists and trains."""
-    for line in command_lines:
-        source_file = source_of_command(line)
-        if not line.path or is_unresolved(line.path):
+    for command_line in command_lines:
+        source_file = source_of_command(command_line)
+        if not command_line.path or is_unresolved(command_line.path):
             continue
         try:
-            file_path, file_text = ("", "") if source_file.read_text is None else source_file.read_text(line.path)
+            file_path, file_text = (
+                ("", "") if source_file.read_text is None else source_file.read_text(command_line.path)
+            )
         except InputError:
             continue
-        if any(kind.read_python is not None and kind.is_python(file_text) for kind in launch_file_kinds()):
+        if any(
+            file_kind.read_python is not None and file_kind.is_python(file_text) for file_kind in launch_file_kinds()
+        ):
             return _read_python(
-                file_text, replace(source_file, name_in_errors=file_path, arguments=line.words), options
+                file_text, replace(source_file, name_in_errors=file_path, arguments=command_line.words), options
             )
     return None
 
@@ -625,15 +640,19 @@ def _only_training_command(program_commands: list[CommandLine], name_in_errors: 
     distinct_values_by_variable = {
         variable: list(dict.fromkeys(loop_values)) for variable, loop_values in loop_values_by_variable.items()
     }
-    varying_loops = {variable: values for variable, values in distinct_values_by_variable.items() if len(values) > 1}
+    varying_loops = {
+        variable: loop_value_set
+        for variable, loop_value_set in distinct_values_by_variable.items()
+        if len(loop_value_set) > 1
+    }
     line_numbers_text = ", ".join(dict.fromkeys(str(program_command.line) for program_command in program_commands[:5]))
     if varying_loops:
         assignments_text = " ".join(
             f"{variable}={printable_word(loop_values[0])[:40]}" for variable, loop_values in varying_loops.items()
         )
         loops_text = "; ".join(
-            f"{variable}: {', '.join(map(printable_word, values[:6]))}"[:120]
-            for variable, values in varying_loops.items()
+            f"{variable}: {', '.join(map(printable_word, loop_value_set[:6]))}"[:120]
+            for variable, loop_value_set in varying_loops.items()
         )
         raise InputError(
             f"{name_in_errors}: a loop trains several times (line {line_numbers_text}; {loops_text}); expected one of "
@@ -698,19 +717,23 @@ def _with_written_files(source_file: LaunchSource, written_files: Mapping[str, s
 def _program_command_lines(commands: Sequence[ShellCommand]) -> list[CommandLine]:
     """Returns the commands that start Python or a known program, with the launcher that the program starts."""
     program_lines = [
-        line._replace(env=command.env) for command in commands if (line := parse_command_line(command)) is not None
+        program_line._replace(env=command.env)
+        for command in commands
+        if (program_line := parse_command_line(command)) is not None
     ]
     return [
-        line if (file_kind := _kind_of_installed_program(line)) is None else file_kind.with_launcher(line)
-        for line in program_lines
+        program_line
+        if (file_kind := _kind_of_installed_program(program_line)) is None
+        else file_kind.with_launcher(program_line)
+        for program_line in program_lines
     ]
 
 
 def _kind_of_installed_program(command_line: CommandLine) -> LaunchFile | None:
     """Returns the kind of launch files for the installed program (such as `trl`) that a command starts, or None."""
-    program = "" if command_line.path else command_line.program.partition(" ")[0]
+    program_name = "" if command_line.path else command_line.program.partition(" ")[0]
     return next(
-        (file_kind for file_kind in launch_file_kinds() if file_kind.launcher and file_kind.launcher == program),
+        (file_kind for file_kind in launch_file_kinds() if file_kind.launcher and file_kind.launcher == program_name),
         None,
     )
 
@@ -721,7 +744,7 @@ def _config_kind_of_command(command_line: CommandLine) -> LaunchFile | None:
 
 
 def _values_implied_by_command(command_line: CommandLine) -> Mapping[str, Any]:
-    """Returns key → value of the config-file entries that a command implies by its program's name."""
+    """Returns the config values that the program's name in a command implies, by key."""
     config_kind = _config_kind_of_command(command_line)
     return {} if config_kind is None else config_kind.commands[command_line.program]
 
@@ -747,7 +770,7 @@ mpirun is a process, unless it starts another launcher.
 
 
 def _counts_of_launcher(launcher_words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields (kind of count, number as text) for each count, such as machines, in a launcher's arguments."""
+    """Yields (kind of count, text) for the counts of machines and processes in a launcher's arguments."""
     for i, command_word in enumerate(launcher_words):
         option_name, equals_sign, option_value = command_word.partition("=")
         count_kind = COUNT_KIND_BY_OPTION.get(
@@ -777,21 +800,21 @@ def starts_on_every_device(command_line: CommandLine) -> bool:
         not {("accelerate", "launch"), ("oumi", "distributed")}.isdisjoint(pairwise(program_names))
         or _kind_of_installed_program(command_line) is not None
         or any(
-            program.starts_on_every_device and program.launcher in program_names
-            for program in map(framework, FRAMEWORK_NAMES)
+            framework_record.starts_on_every_device and framework_record.launcher in program_names
+            for framework_record in map(framework, FRAMEWORK_NAMES)
         )
     )
 
 
 def visible_process_count(launcher: Sequence[str], environment: Mapping[str, str]) -> int | None:
-    """Returns the number of processes (visible devices · machines); None if no variable or option names devices."""
+    """Returns the number of processes on the visible devices of all machines; None if it is not stated."""
     devices_text = environment.get("CUDA_VISIBLE_DEVICES", "")
     for option_name, option_value in pairwise([*launcher, ""]):
         if option_name.startswith("--include"):  # localhost:0,1,2,3
             devices_text = (option_name.partition("=")[2] or option_value).rpartition(":")[2]
-    match = re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text)
+    devices_match = re.fullmatch(r"[\w-]+(,[\w-]+){0,1000},?", devices_text)
     visible_count = (
-        requested_devices_per_machine(launcher) if match is None else len(devices_text.strip(",").split(","))
+        requested_devices_per_machine(launcher) if devices_match is None else len(devices_text.strip(",").split(","))
     )
     if visible_count is None:
         return None
@@ -813,7 +836,9 @@ def unset_count_variables(launcher: Sequence[str]) -> tuple[str, ...]:
         for _, count_text in launcher_counts
         if is_unresolved(count_text) and "(" not in count_text
     )
-    return tuple(dict.fromkeys(name for name in count_variables if re.match(r"[A-Za-z_]", name)))
+    return tuple(
+        dict.fromkeys(variable_name for variable_name in count_variables if re.match(r"[A-Za-z_]", variable_name))
+    )
 
 
 def process_count(launcher: list[str], environment: Mapping[str, str], *, counts_processes: bool = True) -> int | None:

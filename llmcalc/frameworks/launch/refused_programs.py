@@ -187,7 +187,7 @@ REFUSED_CONFIG_LINES = {
 
 
 def refuse_text(file_text: str, name_in_errors: str) -> None:
-    """Raises `InputError` for a text with a line that only config files of a refused program contain."""
+    """Raises `InputError` for a text in the config format of a program that llmcalc refuses."""
     for program, text_pattern in REFUSED_CONFIG_LINES.items():
         if text_pattern.search(file_text) is not None:
             raise InputError(

@@ -47,9 +47,13 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
     """Returns the arguments that a Python file declares, with the values typed after the file's name."""
     default_values = dict([*_declared_arguments(syntax_tree)][:MAX_ARGUMENTS])
     typed_values = dict(_typed_values(typed_words))
-    undeclared_flag = next((f"--{name}" for name in typed_values if name not in default_values), "")
+    undeclared_flag = next(
+        (f"--{argument_name}" for argument_name in typed_values if argument_name not in default_values), ""
+    )
     positional_word = typed_words[0] if typed_words and not typed_values else ""
-    argument_values = {name: value for name, value in {**default_values, **typed_values}.items() if value is not None}
+    argument_values = {
+        argument_name: value for argument_name, value in {**default_values, **typed_values}.items() if value is not None
+    }
     argument_variables = set(_argument_variables(syntax_tree))
     variables: dict[str, Any] = {}
     for node in ast.walk(syntax_tree):
@@ -59,9 +63,9 @@ def arguments_of_file(syntax_tree: ast.Module, typed_words: Sequence[str]) -> Sc
             and dotted_name_of(node.value).removeprefix("self.") in argument_variables
         ):
             variables[dotted_name_of(node)] = argument_values[node.attr]
-    used_arguments = {name.rpartition(".")[2]: short_repr(value) for name, value in variables.items()}
+    used_arguments = {argument_name.rpartition(".")[2]: short_repr(value) for argument_name, value in variables.items()}
     used_values_text = ", ".join(
-        f"{name} {value_text}" for name, value_text in [*used_arguments.items()][:MAX_NOTED_ARGUMENTS]
+        f"{argument_name} {value_text}" for argument_name, value_text in [*used_arguments.items()][:MAX_NOTED_ARGUMENTS]
     )
     return ScriptArguments(
         default_values, typed_values, variables, undeclared_flag or positional_word, used_values_text
@@ -73,12 +77,14 @@ def _declared_arguments(syntax_tree: ast.Module) -> Iterator[tuple[str, Any]]:
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
             keywords = {keyword.arg: expression_value(keyword.value, {}) for keyword in node.keywords if keyword.arg}
-            flags = [
+            declared_flags = [
                 flag
                 for flag in (expression_value(argument_node, {}) for argument_node in node.args)
                 if isinstance(flag, str)
             ]
-            argument_name = str(keywords.get("dest") or next((flag for flag in flags if flag.startswith("--")), ""))
+            argument_name = str(
+                keywords.get("dest") or next((flag for flag in declared_flags if flag.startswith("--")), "")
+            )
             action_name = keywords.get("action")
             default_value = keywords.get("default", {"store_true": False, "store_false": True}.get(str(action_name)))
             if argument_name:
@@ -99,7 +105,7 @@ def _field_default(value_node: ast.expr | None) -> Any:
 
 
 def _argument_variables(syntax_tree: ast.Module) -> Iterator[str]:
-    """Yields variables that may hold parsed arguments: results of a parser, function parameters, and classes."""
+    """Yields names that may hold parsed arguments: of results of a parser, parameters and classes."""
     class_names = {node.name for node in ast.walk(syntax_tree) if isinstance(node, ast.ClassDef)}
     for node in ast.walk(syntax_tree):
         if isinstance(node, ast.FunctionDef):
@@ -114,10 +120,10 @@ def _argument_variables(syntax_tree: ast.Module) -> Iterator[str]:
                     yield from (name_node.id for name_node in name_nodes if isinstance(name_node, ast.Name))
 
 
-def _returns_arguments(call: ast.Call, classes: set[str]) -> bool:
+def _returns_arguments(call_node: ast.Call, class_names: set[str]) -> bool:
     """Whether a call parses the command line, or creates an object of a class that the file defines."""
-    function_name = call.func.attr if isinstance(call.func, ast.Attribute) else dotted_name_of(call.func)
-    return PARSER_FUNCTION.search(function_name) is not None or function_name in classes
+    function_name = call_node.func.attr if isinstance(call_node.func, ast.Attribute) else dotted_name_of(call_node.func)
+    return PARSER_FUNCTION.search(function_name) is not None or function_name in class_names
 
 
 def _typed_values(typed_words: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -247,7 +247,7 @@ class StatementReader(WordReader):
         return command_words
 
     def read_patterns(self, command_words: list[str], separator: str) -> bool:
-        """Reads the patterns of a `case` branch, and returns whether the words were patterns."""
+        """Reads the patterns of a `case` branch; returns False if the words are an ordinary command."""
         branch = self.branches[-1] if self.branches else None
         if branch is None or branch.case_text is None or branch.patterns is None or command_words[:1] == ["esac"]:
             return False
@@ -313,7 +313,7 @@ class StatementReader(WordReader):
         condition_holds = evaluate_test(command_words, self.file_exists)
         if condition_holds is not None:
             self.script.unset_variables |= {
-                printable_word(word) for word in command_words if UNSET_VARIABLE.fullmatch(word)
+                printable_word(command_word) for command_word in command_words if UNSET_VARIABLE.fullmatch(command_word)
             }
         return condition_holds
 
@@ -396,7 +396,7 @@ class StatementReader(WordReader):
         return not any(branch.is_executed is False for branch in self.branches)
 
     def is_in_uncertain_branch(self) -> bool:
-        """Whether the current position is in a block that may be skipped or repeated."""
+        """Whether the commands at the current position may run any number of times, also never."""
         return any(branch.is_executed is None for branch in self.branches)
 
     def apply_command(
@@ -426,7 +426,9 @@ class StatementReader(WordReader):
         elif first_word == "eval" and self.depth < 3:
             StatementReader(self.script, " ".join(command_words[1:]), self.depth + 1, line_number).read_statements()
         elif first_word == "read" and self.here_string is not None:
-            variable_names = [name for name in command_words[1:] if VARIABLE_NAME.fullmatch(name)]
+            variable_names = [
+                variable_word for variable_word in command_words[1:] if VARIABLE_NAME.fullmatch(variable_word)
+            ]
             if "-d" in command_words and variable_names:  # the whole text
                 self.script.variables[variable_names[-1]] = self.here_string.strip()
             else:
@@ -503,7 +505,7 @@ class StatementReader(WordReader):
             self.branches.insert(0, ShellBranch(None, earlier_branch_runs=None))
 
     def skip_assignments(self, assignments: Mapping[str, object]) -> None:
-        """Records the names of variables that a skipped command would set, unless script arguments are missing."""
+        """Records the variables that a skipped command would have set."""
         if not self.script.missing_argument:
             self.script.skipped_variables |= set(assignments)
 
@@ -534,9 +536,13 @@ class StatementReader(WordReader):
     def apply_read_command(self, variables: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as the shell command `read` does."""
         input_text = self.here_string or ""
-        words = input_text.split(separators[0]) if isinstance(separators, str) and separators else input_text.split()
+        input_words = (
+            input_text.split(separators[0]) if isinstance(separators, str) and separators else input_text.split()
+        )
         for i, variable_name in enumerate(variables):
-            words_value = " ".join(words[i:]) if i == len(variables) - 1 else words[i] if i < len(words) else ""
+            words_value = (
+                " ".join(input_words[i:]) if i == len(variables) - 1 else input_words[i] if i < len(input_words) else ""
+            )
             self.script.variables[variable_name] = words_value.strip()
 
     def add_command(self, command_words: list[str], assignments: dict[str, str | list[str]], line_number: int) -> None:
@@ -556,7 +562,11 @@ class StatementReader(WordReader):
                 return
         if command_words[0] in FOLDER_COMMANDS and posixpath.normpath(command_words[-1]) != ".":
             self.script.variables["PWD"] = self.script.typed_variables.get("PWD", mark_unresolved("$PWD"))
-        env = {name: value_text for name, value_text in assignments.items() if isinstance(value_text, str)}
+        env = {
+            assigned_name: value_text
+            for assigned_name, value_text in assignments.items()
+            if isinstance(value_text, str)
+        }
         line_number = self.script.sourcing_line_number or line_number
         self.script.commands.append(
             ShellCommand(tuple(command_words), env, line_number, tuple(self.script.loop_values.items()))

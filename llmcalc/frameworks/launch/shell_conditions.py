@@ -71,8 +71,12 @@ def evaluate_test(command_words: list[str], file_exists: Callable[[str], bool | 
     file_exists: whether a file exists; None if unknown.
     """
     closing_words = {"[": "]", "[[": "]]", "test": ""}
-    command_words = ["" if UNSET_VARIABLE.fullmatch(word) else word for word in command_words]
-    if not command_words or command_words[0] not in closing_words or any(is_unresolved(word) for word in command_words):
+    command_words = ["" if UNSET_VARIABLE.fullmatch(command_word) else command_word for command_word in command_words]
+    if (
+        not command_words
+        or command_words[0] not in closing_words
+        or any(is_unresolved(command_word) for command_word in command_words)
+    ):
         return None
     if closing_words[command_words[0]] and command_words[-1] != closing_words[command_words[0]]:
         return None

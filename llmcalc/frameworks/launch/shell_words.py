@@ -123,7 +123,9 @@ class ShellScript:
 
     def env(self) -> dict[str, str]:
         """The script's exported variables with known values."""
-        exported_values = {name: self.variables.get(name, "") for name in sorted(self.exported_names)}
+        exported_values = {
+            exported_name: self.variables.get(exported_name, "") for exported_name in sorted(self.exported_names)
+        }
         return {
             variable_name: exported_value
             for variable_name, exported_value in exported_values.items()

@@ -54,8 +54,8 @@ class TaskScript(NamedTuple):
     @property
     def accelerator_name(self) -> str:
         """The accelerators' name with memory size; empty if none is stated, or if alternatives have different names."""
-        names = {name for name, _ in self.accelerators}
-        accelerator_name = names.pop() if len(names) == 1 else ""
+        stated_names = {stated_name for stated_name, _ in self.accelerators}
+        accelerator_name = stated_names.pop() if len(stated_names) == 1 else ""
         return NAMES_WITH_MEMORY.get(accelerator_name.upper(), accelerator_name)
 
     @property
@@ -84,8 +84,8 @@ def script_of_task(task: Mapping[str, Any], typed_variables: Mapping[str, str], 
     """
     resources = task.get("resources")
     accelerators = resource_accelerators(resources) if isinstance(resources, Mapping) else []
-    counts = {alternative_count for _, alternative_count in accelerators}
-    accelerator_count = counts.pop() if len(counts) == 1 else None
+    alternative_counts = {alternative_count for _, alternative_count in accelerators}
+    accelerator_count = alternative_counts.pop() if len(alternative_counts) == 1 else None
     written_count = task.get("num_nodes")
     node_count = written_count if type(written_count) is int and 0 < written_count < 10**6 else 1
     variables = {
@@ -115,17 +115,17 @@ def resource_accelerators(resources: Mapping[str, Any]) -> list[tuple[str, int]]
     Alternatives in `any_of` and `ordered` have the fields around them where they state no others.
     """
     shared_accelerators = resources.get("accelerators")
-    tables = [
-        table
+    resource_tables = [
+        resource_table
         for alternatives_key in ("any_of", "ordered")
         if isinstance(resources.get(alternatives_key), list)
-        for table in resources[alternatives_key][:MAX_ALTERNATIVES]
-        if isinstance(table, Mapping)
+        for resource_table in resources[alternatives_key][:MAX_ALTERNATIVES]
+        if isinstance(resource_table, Mapping)
     ]
     accelerators = [
         accelerator
-        for table in tables or [resources]
-        for accelerator in task_accelerators(table.get("accelerators", shared_accelerators))
+        for resource_table in resource_tables or [resources]
+        for accelerator in task_accelerators(resource_table.get("accelerators", shared_accelerators))
     ]
     return list(dict.fromkeys(accelerators))
 
@@ -136,10 +136,17 @@ def task_accelerators(accelerators: Any) -> list[tuple[str, int]]:
     A table has numbers as values, or none: `{H100:8, H200:8}` is a set of texts.
     """
     if isinstance(accelerators, Mapping):
-        texts = [str(name) if count is None else f"{name}:{count}" for name, count in accelerators.items()]
+        accelerator_texts = [
+            str(name) if stated_count is None else f"{name}:{stated_count}"
+            for name, stated_count in accelerators.items()
+        ]
     else:
-        texts = accelerators if isinstance(accelerators, list) else [accelerators]
-    names_and_counts = [text.partition(":") for text in texts[:MAX_ALTERNATIVES] if isinstance(text, str)]
+        accelerator_texts = accelerators if isinstance(accelerators, list) else [accelerators]
+    names_and_counts = [
+        accelerator_text.partition(":")
+        for accelerator_text in accelerator_texts[:MAX_ALTERNATIVES]
+        if isinstance(accelerator_text, str)
+    ]
     return [
         (accelerator_name.strip(), int(count_text) if re.fullmatch(r"[1-9][0-9]{0,3}", count_text) else 1)
         for accelerator_name, _, count_text in names_and_counts

@@ -33,22 +33,29 @@ NUMBER = re.compile(r"(?:gres/)?(?:gpu:)?(?:[A-Za-z][\w.-]*:)?([1-9][0-9]{0,5})"
 
 def slurm_variables(script_text: str) -> dict[str, str]:
     """Returns the variables that Slurm sets for a batch script; empty for a script without `#SBATCH` lines."""
-    variables: dict[str, str] = {}
+    slurm_variables_by_name: dict[str, str] = {}
     for option_word, option_value in SBATCH_LINE.findall(script_text):
         option_name = LONG_OPTIONS.get(option_word, option_word)
         task_number_match = NUMBER.fullmatch(option_value)
         if task_number_match is not None:
-            variables |= dict.fromkeys(VARIABLES_BY_OPTION.get(option_name, ()), task_number_match[1])
-    node_count_text, tasks_per_node_text = variables.get("SLURM_NNODES"), variables.get("SLURM_NTASKS_PER_NODE")
+            slurm_variables_by_name |= dict.fromkeys(VARIABLES_BY_OPTION.get(option_name, ()), task_number_match[1])
+    node_count_text, tasks_per_node_text = (
+        slurm_variables_by_name.get("SLURM_NNODES"),
+        slurm_variables_by_name.get("SLURM_NTASKS_PER_NODE"),
+    )
     if node_count_text is not None and tasks_per_node_text is not None:
         task_count_text = str(int(node_count_text) * int(tasks_per_node_text))
-        variables = {"SLURM_NTASKS": task_count_text, "SLURM_NPROCS": task_count_text, **variables}
-    return variables
+        slurm_variables_by_name = {
+            "SLURM_NTASKS": task_count_text,
+            "SLURM_NPROCS": task_count_text,
+            **slurm_variables_by_name,
+        }
+    return slurm_variables_by_name
 
 
-def requested_devices_per_machine(options: Sequence[str]) -> int | None:
+def requested_devices_per_machine(option_words: Sequence[str]) -> int | None:
     """Returns the number of accelerators per machine that sbatch or srun options request, such as `--gres=gpu:4`."""
-    for option, next_word in pairwise([*options, ""]):
+    for option, next_word in pairwise([*option_words, ""]):
         option_name, equals_sign, option_value = option.partition("=")
         if option_name in ("--gres", "--gpus-per-node"):
             number_match = NUMBER.fullmatch(option_value if equals_sign else next_word)

@@ -27,17 +27,18 @@ def shell_of_unit(file_text: str, file_name: str) -> str:
     shell_lines = [""] * (file_text.count("\n") + 1)
     container_values: defaultdict[str, list[str]] = defaultdict(list)
     last_line = 0
-    for line_index, key, value in _unit_settings(file_text):
+    for line_index, setting_key, setting_value in _unit_settings(file_text):
         if is_container:
-            container_values[key].append(value)
-            last_line = line_index if key in ("Image", "Exec") else last_line
-        elif key == "Environment":
-            assignments = (word.partition("=") for word in _shell_words_of_value(value))
+            container_values[setting_key].append(setting_value)
+            last_line = line_index if setting_key in ("Image", "Exec") else last_line
+        elif setting_key == "Environment":
+            assignments = (word.partition("=") for word in _shell_words_of_value(setting_value))
             shell_lines[line_index] = "; ".join(
-                f"export {name}={shlex.quote(variable_value)}" for name, _, variable_value in assignments
+                f"export {variable_name}={shlex.quote(variable_value)}"
+                for variable_name, _, variable_value in assignments
             )
-        elif key == "ExecStart":
-            shell_lines[line_index] = value.lstrip(_PREFIXES)
+        elif setting_key == "ExecStart":
+            shell_lines[line_index] = setting_value.lstrip(_PREFIXES)
     if container_values["Image"]:
         shell_lines[last_line] = _podman_command(container_values)
     return "\n".join(shell_lines)
@@ -45,12 +46,14 @@ def shell_of_unit(file_text: str, file_name: str) -> str:
 
 def _podman_command(values_by_key: defaultdict[str, list[str]]) -> str:
     """Returns the command `podman run` that is equivalent to a container unit of Podman."""
-    variables = (
-        f"-e {shlex.quote(word)}" for text in values_by_key["Environment"] for word in _shell_words_of_value(text)
+    variable_options = (
+        f"-e {shlex.quote(assignment_word)}"
+        for environment_text in values_by_key["Environment"]
+        for assignment_word in _shell_words_of_value(environment_text)
     )
     volumes = (f"-v {shlex.quote(volume)}" for volume in values_by_key["Volume"])
-    options = (*variables, *volumes, *values_by_key["PodmanArgs"])
-    return " ".join(("podman run", *options, values_by_key["Image"][-1], *values_by_key["Exec"][-1:]))
+    run_options = (*variable_options, *volumes, *values_by_key["PodmanArgs"])
+    return " ".join(("podman run", *run_options, values_by_key["Image"][-1], *values_by_key["Exec"][-1:]))
 
 
 def _shell_words_of_value(value: str) -> list[str]:
@@ -64,10 +67,12 @@ def _unit_settings(file_text: str) -> Iterator[tuple[int, str, str]]:
     """Yields (line index, key, value) of each setting; a backslash continues a value after any comments."""
     unit_lines = iter(enumerate(file_text.splitlines()))
     for line_index, unit_line in unit_lines:
-        key, separator, value = unit_line.partition("=")
-        if not separator or re.fullmatch(r"\w+[ \t]*", key) is None:
+        setting_key, separator, setting_value = unit_line.partition("=")
+        if not separator or re.fullmatch(r"\w+[ \t]*", setting_key) is None:
             continue
-        while value.endswith("\\"):
+        while setting_value.endswith("\\"):
             _, next_line = next(unit_lines, (0, ""))
-            value = value[:-1] + ("\\" if next_line.lstrip().startswith(("#", ";")) else f" {next_line.strip()}")
-        yield line_index, key.strip(), value.strip()
+            setting_value = setting_value[:-1] + (
+                "\\" if next_line.lstrip().startswith(("#", ";")) else f" {next_line.strip()}"
+            )
+        yield line_index, setting_key.strip(), setting_value.strip()

@@ -30,7 +30,7 @@ def with_teacher_model(
     loss: SecondLoss,
     is_weight_sharded: bool,
 ) -> Launch:
-    """Returns the training run with a teacher model's weights, and with the loss between both models' logits.
+    """Returns the run with a teacher's weights, and the loss between the logits of both models.
 
     option_name: the argument that names the teacher.
     loaded_format: number format of its weights.

@@ -219,15 +219,21 @@ def read_arguments(arguments: Table, source_file: LaunchSource) -> Launch:
         config = with_launcher_arguments(config, source_file)
         if SCRIPTS_OF_PAIRS.fullmatch(script_name) is None:
             return _read_arguments(reader, config)
-        source_tokens, target_tokens = (reader.integer(config, name, default) for name, default in PAIR_LENGTHS.items())
+        source_tokens, target_tokens = (
+            reader.integer(config, length_argument, default) for length_argument, default in PAIR_LENGTHS.items()
+        )
         reader.notes.append(f"the encoder reads {source_tokens:,} tokens (max_source_length)")
-        other_arguments = {name: value for name, value in config.items() if name not in PAIR_ARGUMENTS}
+        other_arguments = {
+            length_argument: argument_value
+            for length_argument, argument_value in config.items()
+            if length_argument not in PAIR_ARGUMENTS
+        }
         launched_run = _read_arguments(reader, {**other_arguments, "max_length": target_tokens})
         return replace(launched_run, settings={**launched_run.settings, "source": source_tokens})
 
 
 def launch_as_trainer(reader: LaunchReader, config: Table, model_id: str) -> Launch:
-    """Returns the training run of a program that passes its arguments on to Hugging Face's Trainer.
+    """Returns the training run of a program that passes its arguments to Hugging Face's Trainer.
 
     config: the Trainer's arguments, with the program's defaults.
     model_id: the model's name.
@@ -269,10 +275,16 @@ OTHER_MODEL_ARGUMENTS = ("model_name", "model_id", "base_model")
 
 def _with_model_argument(config: Table) -> Table:
     """Returns the arguments with the model as `model_name_or_path`."""
-    model_argument = next((name for name in OTHER_MODEL_ARGUMENTS if isinstance(config.get(name), str)), "")
+    model_argument = next(
+        (argument_name for argument_name in OTHER_MODEL_ARGUMENTS if isinstance(config.get(argument_name), str)), ""
+    )
     if not model_argument or config.get("model_name_or_path") is not None:
         return config
-    other_arguments = {name: value for name, value in config.items() if name != model_argument}
+    other_arguments = {
+        argument_name: argument_value
+        for argument_name, argument_value in config.items()
+        if argument_name != model_argument
+    }
     return {**other_arguments, "model_name_or_path": config[model_argument]}
 
 
@@ -283,7 +295,11 @@ SINGLE_PROCESS_LAUNCHERS = ((), ("python",), ("python3",))
 def _add_data_parallel_note(reader: LaunchReader) -> None:
     """Adds a note that the Trainer runs `nn.DataParallel` in a single process over several visible devices."""
     visible_device_count = len(
-        [name for name in str(reader.source.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name]
+        [
+            device_name
+            for device_name in str(reader.source.env.get("CUDA_VISIBLE_DEVICES", "")).split(",")
+            if device_name
+        ]
     )
     if (
         reader.source.world_size is None
@@ -553,7 +569,7 @@ def preference_pair_settings(
 def kto_settings(
     reader: LaunchReader, run_settings: Mapping[str, Any], reference_model: FrozenModel | None = None
 ) -> dict[str, Any]:
-    """Returns KTO's batch settings, whose samples are single sequences.
+    """Returns the batch settings of KTO, which trains on single answers instead of pairs.
 
     Its mismatched answers run without gradients.
     run_settings: the settings of the run. reference_model: as of `preference_pair_settings`.
@@ -564,7 +580,7 @@ def kto_settings(
 
 
 def _unchunked_loss_settings(reader: LaunchReader, run_settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the setting of eager cross-entropy in place of a chunked loss; no setting without a chunked loss.
+    """Returns the setting of eager cross-entropy if the run has a chunked loss; otherwise no setting.
 
     TRL's own use of Liger-Kernel has those of one pair at a time (trainer/dpo_trainer.py, `_compute_loss_liger`).
     """
@@ -741,7 +757,9 @@ def lora_settings(
     argument_name, parameter_names = expert_argument
     if parameter_names:
         listed_names = parameter_names.split(",") if isinstance(parameter_names, str) else parameter_names
-        if not isinstance(listed_names, list) or {str(name).strip().rpartition(".")[2] for name in listed_names} != {
+        if not isinstance(listed_names, list) or {
+            str(listed_name).strip().rpartition(".")[2] for listed_name in listed_names
+        } != {
             "gate_up_proj",
             "down_proj",
         }:

@@ -60,9 +60,10 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
     trainer_arguments = training_script.translate(reader, config)
     listed_names = config.keys() | reader.assumed_defaults.keys()
     reader.assumed_defaults |= {
-        name: value
-        for name, value in trainer_arguments.items()
-        if name in LISTED_DEFAULTS and not {name, OTHER_ARGUMENT_NAMES.get(name, name)} & listed_names
+        trainer_argument: argument_value
+        for trainer_argument, argument_value in trainer_arguments.items()
+        if trainer_argument in LISTED_DEFAULTS
+        and not {trainer_argument, OTHER_ARGUMENT_NAMES.get(trainer_argument, trainer_argument)} & listed_names
     }
     script_argument_names = (
         training_script.translated_arguments
@@ -72,7 +73,9 @@ def without_script_arguments(reader: LaunchReader, config: Table) -> Table:
     reader.ignored_arguments += sorted(training_script.ignored_arguments & config.keys())
     reader.notes += [f"{training_script.title}: its own arguments are read as those of the Trainer"]
     reader.notes += [training_script.note] * bool(training_script.note)
-    other_arguments = {key: value for key, value in config.items() if key not in script_argument_names}
+    other_arguments = {
+        key: argument_value for key, argument_value in config.items() if key not in script_argument_names
+    }
     return {**other_arguments, **trainer_arguments}
 
 
@@ -101,16 +104,16 @@ def _adapter_arguments(reader: LaunchReader, config: Table, rank: int, targets: 
 
 
 def _quantization_arguments(
-    reader: LaunchReader, bits: Any, is_nested: bool, argument_name: str = "bits"
+    reader: LaunchReader, bit_count: Any, is_nested: bool, argument_name: str = "bits"
 ) -> dict[str, Any]:
-    """Returns the Trainer arguments for weights that bitsandbytes quantizes to `bits` bits. is_nested: scales too."""
-    if bits not in (4, 8, 16, 32):
-        raise reader.value_error(argument_name, bits, "4, 8 or 16")
-    return {4: {"load_in_4bit": True, "use_bnb_nested_quant": is_nested}, 8: {"load_in_8bit": True}}.get(bits, {})
+    """Returns the Trainer arguments of weights that bitsandbytes quantizes. is_nested: whether scales are quantized."""
+    if bit_count not in (4, 8, 16, 32):
+        raise reader.value_error(argument_name, bit_count, "4, 8 or 16")
+    return {4: {"load_in_4bit": True, "use_bnb_nested_quant": is_nested}, 8: {"load_in_8bit": True}}.get(bit_count, {})
 
 
 def _loaded_weight_format(config: Table) -> str:
-    """Returns the number format of loaded weights: bf16 if matrix products are in bf16, otherwise float32."""
+    """Returns the format in which weights are loaded: bf16 for products in bf16, otherwise float32."""
     return "bfloat16" if config.get("bf16") in TRUE_VALUES else "float32"
 
 
@@ -130,8 +133,8 @@ def _arguments_of_peft(reader: LaunchReader, config: Table) -> dict[str, Any]:
     if reader.flag(config, "use_peft_lora"):
         target_modules_text = "q_proj,k_proj,v_proj,o_proj,down_proj,up_proj,gate_proj"
         arguments |= _adapter_arguments(reader, config, 64, target_modules_text, "0.1")
-    bits = 4 if is_4_bit else 8 if reader.flag(config, "use_8bit_quantization") else 16
-    return arguments | _quantization_arguments(reader, bits, reader.flag(config, "use_nested_quant"))
+    bit_count = 4 if is_4_bit else 8 if reader.flag(config, "use_8bit_quantization") else 16
+    return arguments | _quantization_arguments(reader, bit_count, reader.flag(config, "use_nested_quant"))
 
 
 def _arguments_of_liger(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -165,12 +168,12 @@ def _arguments_of_chinese_alpaca(reader: LaunchReader, config: Table) -> dict[st
     Beside 4 and 8 bits `prepare_model_for_kbit_training` copies the other weights to float32; without `torch_dtype` the
     script's transformers 4 loads them so. Both scripts cut samples to 1,024 tokens by default.
     """
-    bits = reader.integer(config, "load_in_kbits", 16)
-    is_nested = bits == 4 and reader.flag(config, "double_quant", True)
+    bit_count = reader.integer(config, "load_in_kbits", 16)
+    is_nested = bit_count == 4 and reader.flag(config, "double_quant", True)
     arguments = {
         **_flash_attention_argument(reader.flag(config, "use_flash_attention_2")),
-        **_quantization_arguments(reader, bits, is_nested, "load_in_kbits"),
-        "dtype": "float32" if bits < 16 else config.get("torch_dtype") or "float32",
+        **_quantization_arguments(reader, bit_count, is_nested, "load_in_kbits"),
+        "dtype": "float32" if bit_count < 16 else config.get("torch_dtype") or "float32",
         "max_length": reader.integer(config, "block_size" if "block_size" in config else "max_seq_length", 1024),
     }
     if reader.flag(config, "full_finetuning"):

@@ -220,15 +220,19 @@ class _ValueBuilder:
 def environment_variables(environment_value: Any) -> dict[str, str]:
     """Returns environment variables, from a list of `NAME=VALUE`, a list of `name` and `value` tables, or a table."""
     if isinstance(environment_value, Mapping):
-        return {str(name): str(text) for name, text in environment_value.items() if is_text_or_number(text)}
+        return {
+            str(env_name): str(env_text)
+            for env_name, env_text in environment_value.items()
+            if is_text_or_number(env_text)
+        }
     env: dict[str, str] = {}
     for env_element in environment_value if isinstance(environment_value, list) else ():
         if isinstance(env_element, Mapping) and is_text_or_number(env_element.get("value")):
             env[str(env_element.get("name"))] = str(env_element["value"])
         elif isinstance(env_element, str) and "=" in env_element:
-            variable_name, _, text = env_element.partition("=")
-            env[variable_name] = text
-    return {variable_name: text for variable_name, text in env.items() if UNRESOLVED_MARK not in text}
+            variable_name, _, env_text = env_element.partition("=")
+            env[variable_name] = env_text
+    return {variable_name: env_text for variable_name, env_text in env.items() if UNRESOLVED_MARK not in env_text}
 
 
 def is_text_or_number(manifest_value: Any) -> bool:

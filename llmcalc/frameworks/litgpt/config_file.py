@@ -53,9 +53,13 @@ HEAD_CHUNK_TOKENS = 128
 
 def is_litgpt(config: Table) -> bool:
     """Whether a table is a config of LitGPT."""
-    table = config.get("train")
-    has_batch_sizes = isinstance(table, Mapping) and ("micro_batch_size" in table or "global_batch_size" in table)
-    return has_batch_sizes and any(name in config for name in ("checkpoint_dir", "model_name", "lora_r", "logger_name"))
+    train_table = config.get("train")
+    has_batch_sizes = isinstance(train_table, Mapping) and (
+        "micro_batch_size" in train_table or "global_batch_size" in train_table
+    )
+    return has_batch_sizes and any(
+        known_argument in config for known_argument in ("checkpoint_dir", "model_name", "lora_r", "logger_name")
+    )
 
 
 def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
@@ -66,13 +70,13 @@ def read_litgpt(config: Table, source_file: LaunchSource) -> Launch:
         is_pretraining = not has_adapters and config.get("checkpoint_dir") is None
         train_table = reader.table(config, "train")
         world_size = source_file.world_size or _device_count(reader, config)
-        batch = reader.integer(train_table, "micro_batch_size", 1)
+        micro_batch_size = reader.integer(train_table, "micro_batch_size", 1)
         global_batch = reader.integer(train_table, "global_batch_size", 16)
         reader.calls_torch_attention = True
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": batch,
-            "num_microbatches": max(1, global_batch // world_size // batch),
+            "batch": micro_batch_size,
+            "num_microbatches": max(1, global_batch // world_size // micro_batch_size),
             "attn_implementation": "flash",
             **_optimizer_settings(reader, config),
         }
@@ -135,7 +139,7 @@ def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
 
 
 def _adapter_settings(reader: LaunchReader, config: Table, precision: str) -> dict[str, Any]:
-    """Returns the settings of LoRA adapters, in the weights' number format, and of the frozen weights."""
+    """Returns the settings of LoRA adapters, in the format of the weights, and of the frozen weights."""
     target_modules = [
         projection
         for target_name, (default_flag, projections) in LORA_TARGETS.items()

@@ -59,8 +59,10 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
     with launch_reader(source_file) as reader:
         arguments = parse_arguments(command_line.words, source_file.name_in_errors)
         config = {
-            _name_without_section(name): value
-            for name, value in parsed_arguments(arguments, reader, ARGUMENTS_READ - {"model_name"}).items()
+            _name_without_section(argument_name): argument_value
+            for argument_name, argument_value in parsed_arguments(
+                arguments, reader, ARGUMENTS_READ - {"model_name"}
+            ).items()
         }
         reader.record_argument_names(
             config, ARGUMENTS_READ, ARGUMENTS_IGNORED, "no argument that is known; a data set's own?"
@@ -91,9 +93,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         )
 
 
-def _name_without_section(name: str) -> str:
-    section_name, _, argument_name = name.partition(".")
-    return argument_name if section_name in SECTIONS else name
+def _name_without_section(dotted_name: str) -> str:
+    section_name, _, argument_name = dotted_name.partition(".")
+    return argument_name if section_name in SECTIONS else dotted_name
 
 
 def _arguments_of_2023(reader: LaunchReader, config: dict[str, Any]) -> dict[str, Any]:

@@ -124,7 +124,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     if has_planned_sizes:
         buffer_names = ("model_buffer", "kv_buffer", "compute_buffer")
         memory_terms = tuple(
-            LogTerm(name, log_values.byte_sizes(name)[-1]) for name in buffer_names if name in log_values
+            LogTerm(buffer_name, log_values.byte_sizes(buffer_name)[-1])
+            for buffer_name in buffer_names
+            if buffer_name in log_values
         )
     if is_ollama:
         memory_terms = tuple(_with_encoder(memory_term, log_values) for memory_term in memory_terms)
@@ -143,11 +145,17 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     failed_buffer = ""
     if is_out_of_memory:
         failed_buffer = next(
-            (name for name, failure_hints in FAILURE_TEXTS.items() if log_text.lines_with(*failure_hints)),
+            (
+                buffer_name
+                for buffer_name, failure_hints in FAILURE_TEXTS.items()
+                if log_text.lines_with(*failure_hints)
+            ),
             "",
         )
         failed_buffer = failed_buffer or _largest_buffer(memory_terms)
-    cache_formats = {PLAIN_FORMATS.get(log_values.last_text(name), "") for name in ("key_format", "value_format")}
+    cache_formats = {
+        PLAIN_FORMATS.get(log_values.last_text(buffer_name), "") for buffer_name in ("key_format", "value_format")
+    }
     is_ik_fork = not is_ollama and any(term_name in log_values for term_name in LOGGED_IK_FLAGS)
     program_name = "ollama" if is_ollama else "ik_llama.cpp" if is_ik_fork else "llama.cpp"
     build_text = "" if is_ollama else log_values.last_text("build")
@@ -177,7 +185,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 
 
 def _is_slot_line(log_line: str) -> bool:
-    """Whether a log line reports a single server slot, whose context is only a fraction of the server's."""
+    """Whether a line is about one server slot, which has only a part of the server's context."""
     return _SLOT_LINE.search(log_line[:LONGEST_PREFIX]) is not None
 
 
@@ -229,7 +237,7 @@ def _ollama_flags(log_values: LogValues) -> dict[str, str]:
 
 
 def _with_encoder(memory_term: LogTerm, log_values: LogValues) -> LogTerm:
-    """Returns a device's model buffer plus the image encoder of an Ollama tag, which the log lists separately."""
+    """Returns the term of a device's model buffer plus the image encoder that Ollama's log lists separately."""
     if (memory_term.name, memory_term.device) != ("model_buffer", log_values.last_text("encoder_device")):
         return memory_term
     return memory_term._replace(value=memory_term.value + (log_values.last_size("encoder") or 0))
@@ -255,7 +263,9 @@ def _buffer_sizes(log_text: LogText) -> dict[tuple[str, str], int]:
     for log_line in log_text.lines_with("n_ctx ", "buffer size"):
         if "n_ctx " in log_line and "=" in log_line and not _is_slot_line(log_line):
             bytes_by_buffer = {
-                key: buffer_bytes for key, buffer_bytes in bytes_by_buffer.items() if key[0] == "model_buffer"
+                known_key: buffer_bytes
+                for known_key, buffer_bytes in bytes_by_buffer.items()
+                if known_key[0] == "model_buffer"
             }
         if "buffer size" not in log_line:
             continue

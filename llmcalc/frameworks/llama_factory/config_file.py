@@ -136,9 +136,15 @@ def read_llama_factory(config: Table, source_file: LaunchSource) -> Launch:
         )
         reader.refuse_if_set(
             config,
-            {name: f"{method_name}: not modelled" for name, method_name in REFUSED_ARGUMENTS.items() if method_name},
+            {
+                argument_name: f"{method_name}: not modelled"
+                for argument_name, method_name in REFUSED_ARGUMENTS.items()
+                if method_name
+            },
         )
-        if config.get("do_train") is not True and any(config.get(name) is True for name in ("do_predict", "do_eval")):
+        if config.get("do_train") is not True and any(
+            config.get(argument_name) is True for argument_name in ("do_predict", "do_eval")
+        ):
             raise reader.argument_error(
                 "do_train", "not true: the file predicts or evaluates; expected a file that trains"
             )
@@ -299,7 +305,7 @@ def _optimizer_settings(
 def _listed_names(written_names: Any) -> set[str]:
     """Returns the names in a list, or in a text separated by commas (hparams, `split_arg`)."""
     listed_names = written_names.split(",") if isinstance(written_names, str) else written_names
-    return {str(name).strip() for name in listed_names} if isinstance(listed_names, list) else set()
+    return {str(written_name).strip() for written_name in listed_names} if isinstance(listed_names, list) else set()
 
 
 def _low_rank_optimizer_settings(

@@ -59,7 +59,9 @@ def read_megatron(reader: LaunchReader, config: Table, ignored_names: frozenset[
     """Returns the training run of a Megatron-Core config. ignored_names: arguments that change no memory."""
     reader.record_argument_names(config, (*PARALLEL_SIZES, *ARGUMENTS_READ), ignored_names | ARGUMENTS_IGNORED)
     reader.ignored_arguments = [
-        name for name in reader.ignored_arguments if not name.startswith("overlap_") or config.get(name) is True
+        ignored_name
+        for ignored_name in reader.ignored_arguments
+        if not ignored_name.startswith("overlap_") or config.get(ignored_name) is True
     ]
     uses_bridge = (
         BRIDGE_VARIABLE in reader.source.env or "mixed_precision" in config

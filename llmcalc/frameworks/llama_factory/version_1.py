@@ -56,14 +56,14 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
             if config.get(size_name) not in (None, rank_count):
                 reader.refuse(size_name, f"it is modelled as {rank_count}")
         reader.requests_expandable_segments = world_size > 1  # v1/launcher.py, `OPTIM_TORCH`
-        batch = reader.integer(config, "micro_batch_size", 1)
-        sequences_per_micro_batch = batch * world_size // sequence_ranks
+        micro_batch_size = reader.integer(config, "micro_batch_size", 1)
+        sequences_per_micro_batch = micro_batch_size * world_size // sequence_ranks
         global_batch = read_integer(
             reader, "global_batch_size", config.get("global_batch_size") or sequences_per_micro_batch
         )
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": batch,
+            "batch": micro_batch_size,
             "num_microbatches": max(1, global_batch // sequences_per_micro_batch),
             "seq": -(-reader.integer(config, "cutoff_len", 2048) // sequence_ranks),
             "dtype": "bf16",
@@ -86,7 +86,7 @@ def read_version_1(config: Table, source_file: LaunchSource) -> Launch:
         ]
         if reader.frozen_model is None and "pref_loss" not in config:
             reader.frozen_model = SecondLoss(
-                "llamafactory/v1/core/base_trainer.py, compute_log_probs", 4 if batch == 1 else 8
+                "llamafactory/v1/core/base_trainer.py, compute_log_probs", 4 if micro_batch_size == 1 else 8
             )
         arguments = {"bf16": True, **_framework_arguments(reader, config)}
         if "fsdp" in arguments:

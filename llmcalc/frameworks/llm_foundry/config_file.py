@@ -100,12 +100,15 @@ def _batch_settings(reader: LaunchReader, config: Table, world_size: int) -> dic
     micro_batch = config.get("device_train_microbatch_size")
     if micro_batch in (None, "auto"):
         raise reader.value_error("device_train_microbatch_size", micro_batch, "a number, or --batch and --devices")
-    batch = read_integer(reader, "device_train_microbatch_size", micro_batch)
+    stated_micro_batch = read_integer(reader, "device_train_microbatch_size", micro_batch)
     global_batch = config.get("global_train_batch_size")
     if global_batch is None:
-        return {"batch": batch}
+        return {"batch": stated_micro_batch}
     batch_per_device = max(1, read_integer(reader, "global_train_batch_size", global_batch) // world_size)
-    return {"batch": min(batch, batch_per_device), "num_microbatches": -(-batch_per_device // batch)}
+    return {
+        "batch": min(stated_micro_batch, batch_per_device),
+        "num_microbatches": -(-batch_per_device // stated_micro_batch),
+    }
 
 
 def _optimizer_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def line_pattern(line_hint: str, line_regex: str) -> LinePattern:
 
 
 def _skip_no_line(log_line: str) -> bool:
-    """Returns False, so that no log line is skipped."""
+    """Returns False for every log line: the default test of lines to skip."""
     return False
 
 
@@ -142,7 +142,9 @@ class LogValues:
 
     def stated_numbers(self, *group_names: str) -> dict[str, str]:
         """Returns regex group → matched number as text, without commas."""
-        return {name: self.last_text(name).replace(",", "") for name in group_names if name in self}
+        return {
+            group_name: self.last_text(group_name).replace(",", "") for group_name in group_names if group_name in self
+        }
 
     def byte_sizes(self, group_name: str) -> list[int]:
         """Returns the memory sizes, in bytes, that a named regex group matched."""
@@ -154,7 +156,9 @@ class LogValues:
 
     def largest_terms(self, *group_names: str) -> list[LogTerm]:
         """Returns name → the largest logged size over the ranks."""
-        return [LogTerm(name, max(self.byte_sizes(name))) for name in group_names if name in self]
+        return [
+            LogTerm(group_name, max(self.byte_sizes(group_name))) for group_name in group_names if group_name in self
+        ]
 
     def last_size(self, group_name: str) -> int | None:
         """Returns the last memory size, in bytes, that a named regex group matched; None if there is none."""
@@ -180,22 +184,24 @@ def ranks_by_group(process_name: str) -> dict[str, int]:
 
 
 def sizes_of_groups(process_names: Iterable[str]) -> tuple[dict[str, int], str]:
-    """Returns parallel group → size (the largest rank in the processes' names, plus 1), and a note on the sizes.
+    """Returns the size of each parallel group by the largest rank in process names, and a note on them.
 
     A group of which no name has another rank than 0 is not there, since some programs name the rank of one device too.
     """
     named_ranks = [ranks_by_group(process_name) for process_name in process_names]
     group_names = sorted({group_name for process_ranks in named_ranks for group_name in process_ranks} - {"EP"})
     sizes_by_group = {
-        name: max(process_ranks.get(name, 0) for process_ranks in named_ranks) + 1 for name in group_names
+        group: max(process_ranks.get(group, 0) for process_ranks in named_ranks) + 1 for group in group_names
     }
-    ranks_text = ", ".join(f"{name}{size - 1}" for name, size in sizes_by_group.items() if size > 1)
+    ranks_text = ", ".join(f"{group}{group_size - 1}" for group, group_size in sizes_by_group.items() if group_size > 1)
     origin_remark = f"the log shows no arguments, but ranks up to {ranks_text}: computed with as many ranks"
     if not ranks_text:
         origin_remark = (
             f"the log shows no arguments, and of the ranks {'0, '.join(group_names)}0 alone: computed with no others"
         )
-    return {name: size for name, size in sizes_by_group.items() if size > 1}, origin_remark if group_names else ""
+    return {
+        group: group_size for group, group_size in sizes_by_group.items() if group_size > 1
+    }, origin_remark if group_names else ""
 
 
 _NAME_AND_VALUE = re.compile(

@@ -123,7 +123,7 @@ class StageRun:
         return pass_bytes
 
     def bytes_with_added_repeat(self) -> list[MicroBatchBytes] | None:
-        """Extrapolates a micro-batch's bytes to four layer repeats, from the last measured run, which has three.
+        """Extrapolates a micro-batch's bytes from the last measured run, with three layer repeats, to four.
 
         Returns them, and those of three. The passes count as work as if they had run, so that a search ends at the same
         layout. None if the repeats do not do the same, or the passes leave other bytes than were there before.

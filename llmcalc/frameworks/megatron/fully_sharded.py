@@ -127,7 +127,7 @@ class ShardedWeights:
             return Storage(self.meter, storage_bytes)
 
     def set_up(self, weights_by_path: dict[ModulePath, Storage]) -> None:
-        """Moves the model's weights into buckets, and frees each weight after its move."""
+        """Moves the model's weights into buckets one by one, and frees each weight that has been moved."""
         for bucket in self.buckets:
             self.shard_storages.append(self._allocate(2 * bucket.shard_size, "weights"))
             gathered_weights = self._allocate(2 * bucket.element_count, "weights")
@@ -157,7 +157,9 @@ class ShardedWeights:
 
     def gather(self, layer_index: int | None, is_backward: bool = False) -> None:
         """Gathers the weights of a layer and, up to a number of elements, of the next layers (`all_gather_params`)."""
-        bucket_indices = [i for i, bucket in enumerate(self.buckets) if bucket.layer_index == layer_index]
+        bucket_indices = [
+            bucket_index for bucket_index, bucket in enumerate(self.buckets) if bucket.layer_index == layer_index
+        ]
         if layer_index is None:
             bucket_indices = bucket_indices[:1]
         if layer_index is not None or not self.prefetches_only_layers:
@@ -165,16 +167,18 @@ class ShardedWeights:
                 range(bucket_indices[0] - 1, -1, -1) if is_backward else range(bucket_indices[0], len(self.buckets))
             )
             prefetched_elements = 0
-            for i in next_bucket_indices:
+            for bucket_index in next_bucket_indices:
                 if prefetched_elements >= self.queue_elements // 2:
                     break
-                if i not in bucket_indices:
-                    bucket_indices.append(i)
-                    prefetched_elements += self.buckets[i].element_count
+                if bucket_index not in bucket_indices:
+                    bucket_indices.append(bucket_index)
+                    prefetched_elements += self.buckets[bucket_index].element_count
         with allocate_on_stream(self.meter, GATHER_STREAM):
-            for i in sorted(bucket_indices):
-                if self.buckets[i].weights is None:
-                    self.buckets[i].weights = self._allocate(2 * self.buckets[i].element_count, "weights")
+            for bucket_index in sorted(bucket_indices):
+                if self.buckets[bucket_index].weights is None:
+                    self.buckets[bucket_index].weights = self._allocate(
+                        2 * self.buckets[bucket_index].element_count, "weights"
+                    )
 
     def _free_weights(self, layer_index: int) -> None:
         """Frees the gathered weights of a layer on this rank."""
@@ -218,7 +222,7 @@ class ShardedWeights:
             self.waiting_buckets.append(bucket)
 
     def end_backward(self) -> None:
-        """Frees all gradients after their reduction (`_root_post_backward`)."""
+        """Frees the gradients that were reduced during the backward pass (`_root_post_backward`)."""
         for bucket in self.buckets:
             _free_gradients(bucket)
         self.waiting_buckets = []
@@ -239,7 +243,7 @@ class ShardedWeights:
 
 
 def _is_version_since(settings: MegatronSettings, first_date: datetime.date) -> bool:
-    """Whether the run's version of Megatron-LM is of `first_date` or later."""
+    """Whether the run's Megatron-LM version is from `first_date` or later."""
     return settings.date is None or settings.date >= first_date
 
 
@@ -273,7 +277,7 @@ def make_buckets(parameters: Sequence[Parameter], settings: MegatronSettings, la
 
 
 def _parameter_groups(parameters: Sequence[Parameter], largest_bucket_elements: int) -> Iterator[list[Parameter]]:
-    """Yields parameters in groups, each of which ends when it has the largest allowed number of elements."""
+    """Yields groups of parameters with at most the allowed number of elements."""
     parameter_group: list[Parameter] = []
     for parameter in parameters:
         parameter_group.append(parameter)
@@ -304,11 +308,11 @@ def _pack_bucket(parameters: Sequence[Parameter], shard_count: int) -> tuple[int
         ):
             row_alignment = math.lcm(row_alignment, row_size)
     start_by_path: dict[ModulePath, int] = {}
-    short_parameters = [parameter for parameter in parameters if parameter.element_count < row_alignment]
-    long_parameters = [parameter for parameter in parameters if parameter.element_count >= row_alignment]
+    small_parameters = [parameter for parameter in parameters if parameter.element_count < row_alignment]
+    large_parameters = [parameter for parameter in parameters if parameter.element_count >= row_alignment]
     bucket_end = 0
-    while long_parameters:
-        parameter = long_parameters.pop(0)
+    while large_parameters:
+        parameter = large_parameters.pop(0)
         start_by_path[parameter.path] = bucket_end
         unaligned_elements = parameter.element_count % row_alignment
         if not unaligned_elements:
@@ -319,25 +323,25 @@ def _pack_bucket(parameters: Sequence[Parameter], shard_count: int) -> tuple[int
             bucket_end + round_up(parameter.element_count, row_alignment),
         )
         gap_size = row_alignment - unaligned_elements
-        for long_parameter in long_parameters:
-            long_remainder = long_parameter.element_count % row_alignment
-            if long_remainder and unaligned_elements + long_remainder <= row_alignment:
-                long_parameters.remove(long_parameter)
-                start_by_path[long_parameter.path] = bucket_end - long_remainder
-                gap_size -= long_remainder
-                bucket_end += long_parameter.element_count - long_remainder
+        for large_parameter in large_parameters:
+            large_parameter_remainder = large_parameter.element_count % row_alignment
+            if large_parameter_remainder and unaligned_elements + large_parameter_remainder <= row_alignment:
+                large_parameters.remove(large_parameter)
+                start_by_path[large_parameter.path] = bucket_end - large_parameter_remainder
+                gap_size -= large_parameter_remainder
+                bucket_end += large_parameter.element_count - large_parameter_remainder
                 break
-        for short_parameter in list(short_parameters):
-            if short_parameter.element_count <= gap_size:
-                start_by_path[short_parameter.path] = gap_start
+        for small_parameter in list(small_parameters):
+            if small_parameter.element_count <= gap_size:
+                start_by_path[small_parameter.path] = gap_start
                 gap_start, gap_size = (
-                    gap_start + short_parameter.element_count,
-                    gap_size - short_parameter.element_count,
+                    gap_start + small_parameter.element_count,
+                    gap_size - small_parameter.element_count,
                 )
-                short_parameters.remove(short_parameter)
-    for short_parameter in short_parameters:
-        start_by_path[short_parameter.path] = bucket_end
-        bucket_end += short_parameter.element_count
+                small_parameters.remove(small_parameter)
+    for small_parameter in small_parameters:
+        start_by_path[small_parameter.path] = bucket_end
+        bucket_end += small_parameter.element_count
     parameter_ranges = [
         (start_by_path[parameter.path], start_by_path[parameter.path] + parameter.element_count)
         for parameter in parameters

@@ -149,7 +149,7 @@ def read_megatron(arguments_table: Table, source_file: LaunchSource) -> Launch:
 def _argument_table(
     reader: LaunchReader, arguments_table: Mapping[str, Any], environment: dict[str, str]
 ) -> Mapping[str, Any]:
-    """Returns the table with Megatron-LM's arguments: of a functional test its section, otherwise the table itself.
+    """Returns the table of Megatron-LM's arguments, which is a section in the file of a functional test.
 
     environment: to which the table's environment variables are added.
     """
@@ -161,7 +161,10 @@ def _argument_table(
         variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
             raise reader.value_error("ENV_VARS", variables_table, "a table of name: value")
-        environment.update((str(name), _environment_value_text(value)) for name, value in variables_table.items())
+        environment.update(
+            (str(variable_name), _environment_value_text(variable_value))
+            for variable_name, variable_value in variables_table.items()
+        )
         for table_key in arguments_table:
             if table_key not in READ_TEST_KEYS:
                 _record_table_key(reader, table_key)
@@ -258,7 +261,7 @@ def _with_vocabulary_of_tokenizer(settings: MegatronSettings, reader: LaunchRead
 
 
 def smallest_world_size(settings: MegatronSettings) -> int:
-    """Returns the smallest number of devices that the layout can have.
+    """Returns the smallest number of devices on which the parallel sizes are possible.
 
     The ranks of a stage, tp · cp · dp, are a multiple of the ranks that divide the experts, so dp is a multiple of
     experts / gcd(tp · cp, experts), and of the instances of the distributed optimizer; the smallest dp is the smallest
@@ -303,7 +306,7 @@ def _field_types() -> dict[str, Any]:
 
 def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns field → value of all known arguments, and records the other arguments as ignored or unknown."""
-    flags, field_values = MegatronSettings.flags(), dict[str, Any]()
+    known_flags, field_values = MegatronSettings.flags(), dict[str, Any]()
     for flag, written_value in arguments.items():
         argument_name = keyword_of(flag)
         if not flag.startswith("--") or not re.fullmatch(r"[\w.-]{1,100}", flag):
@@ -311,12 +314,12 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
                 raise reader.argument_error(
                     flag[:60], "NeMo's, whose recipes are not read; expected Megatron-LM's arguments"
                 )
-            flag_suggestion = suggest(f"--{flag}", list(flags)) if len(flag) < 100 else ""
+            flag_suggestion = suggest(f"--{flag}", list(known_flags)) if len(flag) < 100 else ""
             raise reader.argument_error(
                 flag[:60], f"is no argument; expected --name{'.' * bool(flag_suggestion)}{flag_suggestion}"
             )
         argument_name = FIELD_BY_OLD_NAME.get(argument_name, argument_name)
-        if argument_name in _field_types() and flag_of_field(argument_name) in flags:
+        if argument_name in _field_types() and flag_of_field(argument_name) in known_flags:
             field_value = typed_flag_value(reader, flag, _field_types()[argument_name], written_value)
             if field_value is not None:
                 if argument_name in field_values and field_values[argument_name] != field_value:
@@ -337,7 +340,9 @@ def _field_values(reader: LaunchReader, arguments: Mapping[str, Any]) -> dict[st
                 (reason for prefix, reason in REASON_BY_PREFIX.items() if argument_name.startswith(prefix)),
                 "",
             )
-            reader.refuse(flag, ignored_reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip("."))
+            reader.refuse(
+                flag, ignored_reason or f"no argument that is known.{suggest(flag, list(known_flags))}".rstrip(".")
+            )
     if field_values.get("tp_comm_overlap"):  # which products overlap
         for flag in reader.ignored_arguments:
             if "tp-comm-" in flag and flag not in ("--tp-comm-bootstrap-backend", "--tp-comm-overlap-cfg"):
@@ -464,7 +469,7 @@ def _environment_value_text(variable_value: Any) -> str:
 
 
 def _script_kind(field_values: Mapping[str, Any], argument_values: Mapping[str, Any], script_file: str) -> ModelKind:
-    """Returns the kind of pretraining script, by its file name or by arguments that only this script has."""
+    """Returns the kind of pretraining script, such as `gpt` or `bert`, from its file name or arguments."""
     script_name = script_file.lower()
     for name_part, model_kind in MODEL_KIND_BY_SCRIPT.items():
         if name_part in script_name:

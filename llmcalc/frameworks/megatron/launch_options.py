@@ -96,12 +96,12 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
                 f"{options_text}, or a change of the file"
             )
     layout = launched_run.layout
-    parallel_sizes = {name: options.get(name, getattr(layout, name)) for name in ("tp", "pp", "cp")}
+    parallel_sizes = {size_name: options.get(size_name, getattr(layout, size_name)) for size_name in ("tp", "pp", "cp")}
     replica_devices = parallel_sizes["tp"] * parallel_sizes["pp"] * parallel_sizes["cp"]
     if "num_microbatches" in options:
-        batch = options.get("batch", launched_run.settings.get("batch", 1))
+        micro_batch_size = options.get("batch", launched_run.settings.get("batch", 1))
         replica_count = max(1, layout.world_size // replica_devices)
-        changed_values["global_batch_size"] = batch * options["num_microbatches"] * replica_count
+        changed_values["global_batch_size"] = micro_batch_size * options["num_microbatches"] * replica_count
     if "seq" in options:
         changed_values["max_position_embeddings"] = max(
             options["seq"], _integer_argument(config, "max_position_embeddings") or 0
@@ -110,7 +110,7 @@ def with_options(config: Table, options: Table, launched_run: Launch, name_in_er
 
 
 def _key_and_arguments(config: Table) -> tuple[str, Table]:
-    """Returns the key and the table of the file's arguments; an empty key if the whole file is the table."""
+    """Returns the table of Megatron-LM's arguments in a file, and the table's key (empty for the whole file)."""
     for table_key in ("MODEL_ARGS", MEASUREMENT_ARGUMENTS_KEY):
         if isinstance(config.get(table_key), Mapping):
             return table_key, config[table_key]
@@ -125,7 +125,11 @@ def _argument_name(flag: str) -> str:
 def _integer_argument(config: Table, argument_name: str) -> int | None:
     """Returns an argument's value as a number; None if it is missing or not a number."""
     argument_value = next(
-        (value for flag, value in _key_and_arguments(config)[1].items() if _argument_name(str(flag)) == argument_name),
+        (
+            written_value
+            for flag, written_value in _key_and_arguments(config)[1].items()
+            if _argument_name(str(flag)) == argument_name
+        ),
         None,
     )
     number_text = str(argument_value)
@@ -134,10 +138,18 @@ def _integer_argument(config: Table, argument_name: str) -> int | None:
 
 def _with_changed_arguments(config: Table, argument_changes: Mapping[str, Any]) -> Table:
     """Returns the file's arguments with changed values, without arguments whose new value is None."""
-    table_key, table = _key_and_arguments(config)
+    table_key, argument_table = _key_and_arguments(config)
     dropped_arguments = set(argument_changes) | (
         {"recompute_activations"} if "recompute_granularity" in argument_changes else set()
     )
-    arguments = {flag: value for flag, value in table.items() if _argument_name(str(flag)) not in dropped_arguments}
-    arguments |= {f"--{name.replace('_', '-')}": value for name, value in argument_changes.items() if value is not None}
+    arguments = {
+        flag: argument_value
+        for flag, argument_value in argument_table.items()
+        if _argument_name(str(flag)) not in dropped_arguments
+    }
+    arguments |= {
+        f"--{argument_name.replace('_', '-')}": argument_value
+        for argument_name, argument_value in argument_changes.items()
+        if argument_value is not None
+    }
     return {**config, table_key: arguments} if table_key else arguments

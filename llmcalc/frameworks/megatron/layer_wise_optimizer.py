@@ -39,7 +39,7 @@ def make_unsplit_buffer(
     layout: Layout,
     bucket_elements: int | None,
 ) -> GradientBuffer:
-    """Returns a buffer in which no tensor is split between shards.
+    """Returns a buffer whose shards each contain whole tensors.
 
     The costliest tensors come first, each in the shard with the emptiest to compute.
     bucket_elements: elements after which a bucket ends; None for a single bucket.

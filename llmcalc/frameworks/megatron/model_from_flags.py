@@ -60,7 +60,7 @@ def _norm_table(settings: MegatronSettings) -> Table:
 
 
 def _rope_table(settings: MegatronSettings) -> Table | None:
-    """Returns the model-spec table of rotary positions; None for other positions."""
+    """Returns the model-spec table of rotary positions; None if the model has other positions."""
     if settings.position_type not in ("rope", "yarn", "mrope"):
         return None
     partial_rope_fields = {} if settings.rotary_percent >= 1 else {"partial_rotary_factor": settings.rotary_percent}
@@ -106,13 +106,15 @@ def _gated_delta_net_table(settings: MegatronSettings) -> Table:
         raise InputError(
             f"--transformer-impl {settings.transformer_impl}: has no gated DeltaNet; expected transformer_engine"
         )
-    key_heads, value_heads = settings.linear_num_key_heads, settings.linear_num_value_heads
-    if value_heads % key_heads:
-        raise InputError(f"--linear-num-key-heads: {key_heads}; expected a divisor of {value_heads} heads of values")
+    key_head_count, value_head_count = settings.linear_num_key_heads, settings.linear_num_value_heads
+    if value_head_count % key_head_count:
+        raise InputError(
+            f"--linear-num-key-heads: {key_head_count}; expected a divisor of {value_head_count} heads of values"
+        )
     return {
         "type": "gated_delta_net",
-        "linear_num_key_heads": key_heads,
-        "linear_num_value_heads": value_heads,
+        "linear_num_key_heads": key_head_count,
+        "linear_num_value_heads": value_head_count,
         "linear_key_head_dim": settings.linear_key_head_dim,
         "linear_value_head_dim": settings.linear_value_head_dim,
         "linear_conv_kernel_dim": settings.linear_conv_kernel_dim,
@@ -240,7 +242,7 @@ def _mixer_table(settings: MegatronSettings, has_rotary_positions: bool = True) 
 
 
 def _layers_without_rope(settings: MegatronSettings) -> list[bool]:
-    """Returns, per layer, whether the layer has no rotary positions; with a frequency N, every N-th layer has none."""
+    """Returns one flag per layer: whether the layer has no rotary positions (with a frequency N, every N-th)."""
     no_rope_frequency = settings.no_rope_freq
     if no_rope_frequency is None or _rope_table(settings) is None:
         return [False] * settings.layer_count
@@ -388,7 +390,7 @@ def _bert_fields(settings: MegatronSettings) -> Table:
 def _t5_fields(settings: MegatronSettings) -> Table:
     """Returns the model-spec fields of a T5."""
     network_table = _network_table(settings, settings.ffn_width, not settings.disable_bias_linear)
-    layer = _layer_table(settings, _attention_table(settings, _rope_table(settings)), network_table)
+    decoder_layer_table = _layer_table(settings, _attention_table(settings, _rope_table(settings)), network_table)
     relative_bias_table: Table = {}
     if settings.position_type == "relative":
         relative_bias_table = {
@@ -401,13 +403,16 @@ def _t5_fields(settings: MegatronSettings) -> Table:
     return {
         "encoder": {
             "num_hidden_layers": settings.layer_count,
-            "block": layer,
+            "block": decoder_layer_table,
             **stack_fields,
             **_position_fields(settings),
         },
         "decoder": {
             "num_hidden_layers": settings.decoder_layer_count,
-            "block": {**layer, "cross_attention": _attention_table(settings, None, is_cross_attention=True)},
+            "block": {
+                **decoder_layer_table,
+                "cross_attention": _attention_table(settings, None, is_cross_attention=True),
+            },
             **stack_fields,
             **_position_fields(settings),
         },

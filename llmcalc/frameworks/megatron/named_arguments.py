@@ -47,7 +47,7 @@ class NamedModelArguments:
 
 
 def class_fuses_activation(spec: ModelSpec, fused_model_types: frozenset[str]) -> bool:
-    """Whether a library computes this model's activation in a fused kernel. fused_model_types: its list."""
+    """Whether the model's type is among those whose activation a library computes in a fused kernel."""
     from ...sources.to_hf import find_config
 
     return (find_config(spec) or {}).get("model_type", "") in fused_model_types

@@ -113,7 +113,7 @@ def bridge_adapter_settings(
 def host_optimizer_settings(
     reader: LaunchReader, config: Table, name_prefix: str = "", default_fraction: float = 0.0
 ) -> dict[str, Any]:
-    """Returns the setting that runs Adam's step on the host (core/optimizer/optimizer_config.py); none if it is off.
+    """Returns the setting that runs the optimizer's step on the host; none without this offloading.
 
     name_prefix: prefix of the arguments' names. default_fraction: fraction of states on the host by default.
     """
@@ -188,7 +188,7 @@ STAGE_LAYOUT = "pipeline_model_parallel_layout"
 
 
 def stage_sizes_of_layout(reader: LaunchReader, argument_name: str, written_layout: Any) -> tuple[int, ...] | None:
-    """Returns the layers per stage from a layout, such as `Et|tt|tL` or lists of names; None without a layout.
+    """Returns the layers per stage of a pipeline layout such as `Et|tt|tL`; None without a layout.
 
     argument_name: the argument that states the layout.
     Source: megatron/core/transformer/pipeline_parallel_layer_layout.py, `PipelineParallelLayerLayout`.
@@ -212,7 +212,7 @@ def smallest_device_count(megatron_run: MegatronRunSettings) -> int:
 def megatron_launch_settings(
     reader: LaunchReader, megatron_run: MegatronRunSettings, world_size: int | None, settings: dict[str, Any]
 ) -> LaunchSettings:
-    """Returns the layout and settings of a Megatron-Core run. settings: settings that the parallel run does not state.
+    """Returns the layout and settings of a Megatron-Core run. settings: those besides parallelism.
 
     Raises `InputError` for a number of devices that the groups do not divide.
     """
@@ -310,7 +310,7 @@ def _recomputed_modules(reader: LaunchReader, megatron_run: MegatronRunSettings)
 
 
 def _flex_dispatcher_backend(reader: LaunchReader, megatron_run: MegatronRunSettings) -> str:
-    """Returns the flex dispatcher's backend: `hybridep`, `deepep` or empty (all-to-all). Refuses other backends."""
+    """Returns the backend of the flex dispatcher, `hybridep` or `deepep`; empty for all-to-all."""
     if megatron_run.dispatcher in ("alltoall", None):
         return ""
     backend = str(megatron_run.dispatcher_backend or "deepep")

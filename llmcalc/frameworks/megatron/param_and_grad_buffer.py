@@ -90,7 +90,7 @@ def make_buffer(
     parameter_ranges: dict[int, tuple[ElementRange, int]] = {}
 
     def close_bucket(unpadded_end: int) -> int:
-        """Ends the current bucket, and returns the index of its padded end."""
+        """Ends the current bucket; returns the buffer index of the bucket's end after padding."""
         bucket_ranges.append(ElementRange(bucket_start, round_up(unpadded_end, bucket_multiple)))
         return bucket_ranges[-1].end
 

@@ -24,7 +24,8 @@ def read_accelerate(
     reader.refuse_parallel_groups(config)
     section_name = "megatron_lm_config"
     plugin_options = {
-        str(key).removeprefix("megatron_lm_"): value for key, value in reader.table(config, section_name).items()
+        str(plugin_key).removeprefix("megatron_lm_"): plugin_value
+        for plugin_key, plugin_value in reader.table(config, section_name).items()
     }
     record_unknown_keys(reader, plugin_options, (*READ_PLUGIN_KEYS, "gradient_clipping"), section_name)
 

@@ -140,7 +140,7 @@ def passes_cache_key(rank_run: RankRun) -> tuple[object, ...]:
 
 
 def _depends_on_previous_pass(settings: MegatronSettings) -> bool:
-    """Whether a pass depends on the kind of the chunk's previous pass, as with recomputed experts.
+    """Whether a pass allocates differently after a forward than after a backward pass of its chunk.
 
     Dispatchers keep tensors of the pass before (`keep_in_dispatcher`).
     """

@@ -310,7 +310,9 @@ class RankRun:
         self.sharded_weights.set_up(weights_by_path)
         self.updated_element_counts = self.sharded_weights.updated_element_counts
         self.states_per_parameter = [2] * len(self.updated_element_counts)
-        zero_storages = [self.allocate_storage(4 * count, "temporary") for count in self.updated_element_counts]
+        zero_storages = [
+            self.allocate_storage(4 * element_count, "temporary") for element_count in self.updated_element_counts
+        ]
         self._make_optimizer_states()
         del zero_storages
         self.graph.leaf_gradient_hook = self._accumulate_in_bucket
@@ -390,11 +392,11 @@ class RankRun:
         self.has_rope_tables = True
         table_bytes = (settings.sequence_length // settings.cp) * settings.qk_pos_emb_head_dim
         is_yarn = (settings.rope_type or "yarn") == "yarn"
-        for i in range(self._latent_attention_layer_count()):
+        for table_index in range(self._latent_attention_layer_count()):
             self.persistent_storages.append(self.allocate_storage(4 * table_bytes, "overhead"))
             if is_yarn and self.rank_choices.fuses_latent_rope:
                 for k in range(2):
-                    self.rope_tables[2 * i + k] = self.allocate_storage(2 * table_bytes, "overhead")
+                    self.rope_tables[2 * table_index + k] = self.allocate_storage(2 * table_bytes, "overhead")
 
     def _make_main_parameters(self) -> None:
         """Creates this rank's fp32 main parameters, each from a copy in the parameter's format.
@@ -506,7 +508,7 @@ class RankRun:
     def forward(self, model_chunk: ModelChunk, chunk_input: Tensor | None) -> ForwardOutput:
         """Runs `forward_step`, whose output on the last stage is the loss."""
         self.meter.place = AllocationPlace("forward")
-        batch = self.get_batch(model_chunk)
+        batch_tensors = self.get_batch(model_chunk)
         self.make_first_rope_tables()
         model_chunk.input_tensor = chunk_input
         recorder = self.pass_recorder
@@ -518,8 +520,8 @@ class RankRun:
             run_forward() if recorder is None else recorder.forward(model_chunk.chunk_index, chunk_input, run_forward)
         )
         if self.retains_batches:
-            self.batches.append(batch)
-        del batch
+            self.batches.append(batch_tensors)
+        del batch_tensors
         return ForwardOutput(model_chunk, output_tensor, chunk_input)
 
     def _forward_pass(self, model_chunk: ModelChunk, chunk_input: Tensor | None) -> Tensor:

@@ -69,13 +69,15 @@ class RecordedChunk:
         """The names of remaining tensors that the forward pass allocated."""
         forward_storages = _storages_allocated_in_forward(self.recorded_passes)
         return frozenset(
-            name for name, storage_ids in self.storage_ids_by_name.items() if storage_ids[0] in forward_storages
+            tensor_name
+            for tensor_name, storage_ids in self.storage_ids_by_name.items()
+            if storage_ids[0] in forward_storages
         )
 
     def traces(
         self, chunk_number: int, names_before_forward: SharedTensorKeys, names_before_backward: SharedTensorKeys
     ) -> dict[PassGroup, PassTrace]:
-        """Returns the memory events of each kind of pass, with this chunk's number replaced by `chunk_number`.
+        """Returns the memory events of each kind of pass, for a chunk with the number `chunk_number`.
 
         names_before_forward, names_before_backward: tensors that earlier chunks have allocated.
         Raises `NotRepeatingError` if passes that should be alike are not.
@@ -96,7 +98,11 @@ class RecordedChunk:
     def _read_traces(self, names_allocated_before: SharedTensorKeys) -> dict[PassGroup, PassTrace] | None:
         try:
             return self.recorded_passes.traces(
-                {storage_id for name in names_allocated_before for storage_id in self.storage_ids_by_name[name]}
+                {
+                    storage_id
+                    for tensor_name in names_allocated_before
+                    for storage_id in self.storage_ids_by_name[tensor_name]
+                }
             )
         except NotRepeatingError:
             return None
@@ -107,7 +113,8 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
     if not chunk_number or not pass_trace.releases_of_other_passes:
         return pass_trace
     renumbered_releases = {
-        (chunk_number, *key): release_steps for (_, *key), release_steps in pass_trace.releases_of_other_passes.items()
+        (chunk_number, *pass_key): release_steps
+        for (_, *pass_key), release_steps in pass_trace.releases_of_other_passes.items()
     }
     return replace(pass_trace, releases_of_other_passes=renumbered_releases)  # type: ignore[arg-type]
 
@@ -115,7 +122,7 @@ def _renumber_trace(pass_trace: PassTrace, chunk_number: int) -> PassTrace:
 def record_chunks(
     spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, distinguishes_previous_pass: bool
 ) -> tuple[Mapping[PassGroup, PassTrace], Sequence[RecordedChunk]] | None:
-    """Records what each of a rank's model chunks allocates in its passes, by kind of pass, and the chunks.
+    """Records the memory events of each model chunk of a rank by kind of pass; returns traces and chunks.
 
     None if the weight gradients of several chunks are deferred together, so that they cannot be recorded separately.
 
@@ -251,7 +258,7 @@ def _shortened_chunk(
     layer_stack: LayerStack,
     record_chunk: Callable[[LayerStack | None], RecordedChunk],
 ) -> tuple[RecordedChunk, LayerStack]:
-    """Returns a recorded chunk in which its layer stack has only `RECORDED_REPEATS` repeats, and that stack."""
+    """Returns a recorded chunk with few repeats of its layer stack, and that shortened stack."""
     if cache_key not in _shortened_chunk_cache:
         if len(_shortened_chunk_cache) >= MAX_CACHED_CHUNKS:
             _shortened_chunk_cache.clear()
@@ -307,8 +314,8 @@ def _record_chunk(
         model_chunk.lowering.first_layer_index,
         model_chunk.parameters,
         recorded_passes,
-        {name: tuple(block.handle for block in blocks) for name, blocks in shared_block_by_key.items()},
-        {name: (blocks[0].bytes, blocks[-1].bytes) for name, blocks in shared_block_by_key.items()},
+        {tensor_name: tuple(block.handle for block in blocks) for tensor_name, blocks in shared_block_by_key.items()},
+        {tensor_name: (blocks[0].bytes, blocks[-1].bytes) for tensor_name, blocks in shared_block_by_key.items()},
         SIMULATED_WORK.subtract_work_since(effort_before),
     )
 
@@ -356,8 +363,11 @@ def _parameters_of_all_repeats(parameters: Sequence[Parameter], layer_stack: Lay
             parameters_before.append(parameter)
     first_repeat = recorded_repeats[0]
     repeated_parameters = [
-        [_parameter_of_later_layer(parameter, layer_stack, number * layers_per_repeat) for parameter in first_repeat]
-        for number in range(layer_stack.repeat_count)
+        [
+            _parameter_of_later_layer(parameter, layer_stack, repeat_index * layers_per_repeat)
+            for parameter in first_repeat
+        ]
+        for repeat_index in range(layer_stack.repeat_count)
     ]
     for recorded_repeat, copied_repeat in zip(recorded_repeats, repeated_parameters, strict=False):
         if [_parameter_description(parameter) for parameter in recorded_repeat] != list(
@@ -377,15 +387,15 @@ def _layer_index_in_stack(parameter: Parameter, layer_stack: LayerStack) -> int 
 def _parameter_of_later_layer(parameter: Parameter, layer_stack: LayerStack, added_layers: int) -> Parameter:
     """Returns an equal parameter of a later layer of a stack."""
     layer_index_position, tensor = len(layer_stack.path.split(".")) + 1, parameter.tensor
-    path = list(parameter.path)
-    path[layer_index_position] += added_layers
+    shifted_path = list(parameter.path)
+    shifted_path[layer_index_position] += added_layers
     return parameter._replace(
-        path=tuple(path), tensor=empty(UncountedMeter(), tensor.shape, tensor.dtype, is_leaf=tensor.is_leaf)
+        path=tuple(shifted_path), tensor=empty(UncountedMeter(), tensor.shape, tensor.dtype, is_leaf=tensor.is_leaf)
     )
 
 
 def _parameter_description(parameter: Parameter) -> tuple[object, ...]:
-    """Returns all fields of a parameter, with the shape and number format of its tensor, for comparisons."""
+    """Returns a parameter's fields and its tensor's shape and format, for comparisons."""
     tensor = parameter.tensor
     return parameter.path, *parameter[2:], tensor.shape, tensor.dtype, tensor.is_leaf
 

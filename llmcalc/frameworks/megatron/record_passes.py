@@ -11,14 +11,14 @@ MAX_RECORDED_MICROBATCHES = 3
 """Largest number of micro-batches of a recorded step, which contains every case but the first ones twice."""
 
 
-def recorded_step_microbatches(microbatches: int, distinguishes_previous_pass: bool) -> tuple[int, int]:
+def recorded_step_microbatches(microbatch_count: int, distinguishes_previous_pass: bool) -> tuple[int, int]:
     """Returns how many micro-batches each of the two recorded steps has, at most as many as a step of the run.
 
-    microbatches: of a step of the run.
+    microbatch_count: of a step of the run.
     distinguishes_previous_pass: as in `record_passes`; without it the second step needs one micro-batch less.
     """
-    return min(microbatches, MAX_RECORDED_MICROBATCHES), min(
-        microbatches, MAX_RECORDED_MICROBATCHES - (not distinguishes_previous_pass)
+    return min(microbatch_count, MAX_RECORDED_MICROBATCHES), min(
+        microbatch_count, MAX_RECORDED_MICROBATCHES - (not distinguishes_previous_pass)
     )
 
 

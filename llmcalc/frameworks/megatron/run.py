@@ -1,4 +1,4 @@
-"""The functions through which llmcalc asks Megatron-LM for a rank's memory, for checks and for JSON values."""
+"""Megatron-LM's functions for llmcalc's framework record: rank memory, checks of runs, and values for JSON."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class InterleavedSchedule:
         return self.last and chunk_index == self.chunk_count - 1
 
     def next_received_chunk(self, slot_number: int, is_forward: bool) -> tuple[bool, int]:
-        """Returns whether the rank receives a tensor after slot `slot_number`, and for which chunk."""
+        """Returns whether the rank receives a tensor after a slot, and the chunk that reads this tensor."""
         if not (self.first if is_forward else self.last):
             return True, self.chunk_of_slot(slot_number + 1, is_forward)
         if slot_number < self.pp - 1:

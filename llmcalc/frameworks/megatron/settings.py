@@ -57,7 +57,7 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def layer_count(self) -> int:
-        """The number of decoder layers, in an encoder-decoder of encoder layers; 0 if no argument states it."""
+        """The number of decoder layers, or for an encoder-decoder of encoder layers; 0 if not stated."""
         if self.hybrid_layer_pattern is not None:
             return sum(map(len, self.pattern_segments))
         return self.num_layers or self.encoder_num_layers or 0

@@ -87,15 +87,15 @@ def megatron_settings_of(
     spec, memory_use, options = memory_estimate.spec, memory_estimate.states, memory_estimate.settings
     _check_options(memory_estimate, layout)
     recompute_arguments = recompute_arguments_of(options.recompute or "none")
-    batch, gpu = int(memory_use.workload.batch), gpu or memory_estimate.cuda_runtime.gpu_name
+    micro_batch_size, gpu = int(memory_use.workload.batch), gpu or memory_estimate.cuda_runtime.gpu_name
     arguments: dict[str, Any] = {
         "kind": "gpt",
         "world_size": layout.world_size,
         "gpu": gpu,
         "date": version_date(megatron_version),
         "adapters": _adapters_of(memory_estimate, layout, memory_use.dtype),
-        "micro_batch_size": batch,
-        "global_batch_size": batch * layout.dp * (options.num_microbatches or 1),
+        "micro_batch_size": micro_batch_size,
+        "global_batch_size": micro_batch_size * layout.dp * (options.num_microbatches or 1),
         "seq_length": int(memory_use.workload.seq),
         **_number_format_arguments(options),
         "attention_dropout": 0.0,
@@ -173,7 +173,9 @@ def _check_options(memory_estimate: Memory, layout: Layout) -> None:
         )
     expert_count = memory_estimate.spec.routed_experts
     if expert_count and expert_count % layout.ep:
-        divisor_text = ", ".join(str(divisor) for divisor in range(1, expert_count + 1) if expert_count % divisor == 0)
+        divisor_text = ", ".join(
+            str(expert_divisor) for expert_divisor in range(1, expert_count + 1) if expert_count % expert_divisor == 0
+        )
         raise ImpossibleLayout(
             f"--ep {layout.ep}: does not divide {expert_count} experts; expected one of {divisor_text}"
         )
@@ -313,7 +315,9 @@ def loss_arguments(cross_entropy: str | None) -> dict[str, Any]:
 
 def _layout_arguments(layout: Layout) -> dict[str, Any]:
     """Returns the arguments that describe a parallel layout."""
-    names_by_exchange = {ring_exchange: name for name, ring_exchange in CP_EXCHANGE_BY_COMM_TYPE.items()}
+    names_by_exchange = {
+        ring_exchange: exchange_name for exchange_name, ring_exchange in CP_EXCHANGE_BY_COMM_TYPE.items()
+    }
     arguments: dict[str, Any] = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
@@ -340,7 +344,9 @@ def _shape_arguments(spec: ModelSpec) -> dict[str, Any]:
     program_steps = list(spec.shared_program.root.steps(includes_idle=False))
     rope_steps = [program_step for program_step in program_steps if program_step.verb == "rope"]
     linear_steps = [program_step for program_step in program_steps if program_step.verb == "linear"]
-    mixers = [layer.attention for layer in main_stack.layers_by_kind().values() if hasattr(layer, "attention")]
+    mixers = [
+        layer_spec.attention for layer_spec in main_stack.layers_by_kind().values() if hasattr(layer_spec, "attention")
+    ]
     mixers.sort(key=lambda mixer: isinstance(mixer, GatedDeltaNet))  # its heads are those of no attention
     arguments: dict[str, Any] = {
         "num_layers": main_stack.num_hidden_layers,

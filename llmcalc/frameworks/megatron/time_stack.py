@@ -68,7 +68,8 @@ def overlapped_parallel_groups(launched_run: Launch) -> frozenset[str]:
     """
     settings = launched_run.framework_settings
     stated_arguments = {
-        name.lstrip("-").replace("-", "_").rpartition(".")[2] for name in launched_run.ignored_arguments
+        ignored_argument.lstrip("-").replace("-", "_").rpartition(".")[2]
+        for ignored_argument in launched_run.ignored_arguments
     }
     process_groups = {
         overlapped_group

@@ -99,8 +99,8 @@ def gpu_generation(gpu: str) -> str:
     """Returns the generation of an NVIDIA GPU by its name; empty for another GPU."""
     return next(
         (
-            generation
-            for generation, gpu_models in GPU_NAMES_BY_GENERATION.items()
+            gpu_generation_name
+            for gpu_generation_name, gpu_models in GPU_NAMES_BY_GENERATION.items()
             if any(gpu_model in gpu.upper() for gpu_model in gpu_models)
         ),
         "",

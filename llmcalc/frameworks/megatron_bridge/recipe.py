@@ -173,7 +173,8 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
                 recipe_names[0] if recipe_names else "recipes", "nested too deeply; expected a recipe"
             ) from None
         config |= {
-            key: parsed_argument_value(override) for key, override in hydra_overrides_of(source_file.arguments).items()
+            override_key: parsed_argument_value(override)
+            for override_key, override in hydra_overrides_of(source_file.arguments).items()
         }
         return _read_configuration(reader, config, recipe_name)
 
@@ -219,18 +220,18 @@ def _recipe_configuration(reader: LaunchReader, syntax_tree: ast.Module, recipe_
 
 
 def _with_flex_dispatcher(configurations: ConfigurationBuilder, recipe_name: str) -> Config:
-    """Returns a recipe's configuration after its `apply_flex_dispatcher_backend`, which sets the dispatcher to `flex`.
+    """Returns a recipe's configuration with the `flex` dispatcher, if the recipe's function applies one.
 
     Source: training/flex_dispatcher_backend.py, for a GPU that has DeepEP or HybridEP (Ampere, Hopper, B200, B300).
     """
     config = configurations.configuration_of(recipe_name)
     dispatcher_backend = config.get("model.moe_flex_dispatcher_backend")
-    for node in ast.walk(configurations.functions[recipe_name]):
+    for syntax_node in ast.walk(configurations.functions[recipe_name]):
         if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == "apply_flex_dispatcher_backend"
-            and any(isinstance(argument, ast.Attribute) for argument in node.args[1:])  # the configuration's own
+            isinstance(syntax_node, ast.Call)
+            and isinstance(syntax_node.func, ast.Name)
+            and syntax_node.func.id == "apply_flex_dispatcher_backend"
+            and any(isinstance(argument, ast.Attribute) for argument in syntax_node.args[1:])  # the configuration's own
             and dispatcher_backend in ("deepep", "hybridep")
         ):
             return {**config, "model.moe_token_dispatcher_type": "flex"}
@@ -238,7 +239,7 @@ def _with_flex_dispatcher(configurations: ConfigurationBuilder, recipe_name: str
 
 
 def _imported_recipes(syntax_tree: ast.Module) -> dict[str, tuple[str, str]]:
-    """Returns imported recipes by their names in the file.
+    """Returns the recipes that a file imports, by the names that the file gives them.
 
     The result is name → (path of the recipe's file from this file's folder, the recipe's name there).
     """
@@ -298,10 +299,11 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         None,
     )
     tp, pp, cp = (
-        config_size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context")
+        config_size(f"model.{group_kind}_parallel_size", 1)
+        for group_kind in ("tensor_model", "pipeline_model", "context")
     )
     ep = config_size("model.expert_model_parallel_size", 1)
-    batch, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
+    micro_batch_size, global_batch = config_size("train.micro_batch_size", 1), config_size("train.global_batch_size", 1)
     gpu_match = re.search(r"_(\d{1,5})gpu_", recipe_name)
     world_size = reader.source.world_size
     bias_activation_fusion = config_value("model.bias_activation_fusion")
@@ -323,9 +325,10 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
         ),
         sequence_parallel=config_value("model.sequence_parallel") is True,
         distributed_optimizer=any(
-            config_value(f"{name}.use_distributed_optimizer", True) is not False for name in ("ddp", "optimizer")
+            config_value(f"{section_name}.use_distributed_optimizer", True) is not False
+            for section_name in ("ddp", "optimizer")
         ),
-        batch=batch,
+        batch=micro_batch_size,
         seq=config_size(_length_key(reader, config), 4096),
         recompute_granularity=config_value("model.recompute_granularity"),
         recompute_method=config_value("model.recompute_method"),
@@ -356,9 +359,11 @@ def _read_configuration(reader: LaunchReader, config: Config, recipe_name: str) 
     }
     launched_run = megatron_launch_settings(reader, megatron_run, world_size, settings)
     replica_count = launched_run.layout.dp
-    if global_batch % (batch * replica_count):
-        reader.notes.append(f"train.global_batch_size {global_batch} is no multiple of {batch} · {replica_count}")
-    launched_run.settings["num_microbatches"] = max(1, global_batch // (batch * replica_count))
+    if global_batch % (micro_batch_size * replica_count):
+        reader.notes.append(
+            f"train.global_batch_size {global_batch} is no multiple of {micro_batch_size} · {replica_count}"
+        )
+    launched_run.settings["num_microbatches"] = max(1, global_batch // (micro_batch_size * replica_count))
     if config_value("model.cp_comm_type") == "a2a":
         launched_run = launched_run._replace(layout=replace(launched_run.layout, cp_comm="a2a"))
     reader.ignored_arguments += [
@@ -379,7 +384,9 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
     if precision == "get_mixed_precision_config":
         precision = str(config.get("mixed_precision.0")).replace("-", "_")
     precision_fields = {
-        key.partition(".")[2]: field_value for key, field_value in config.items() if key.startswith("mixed_precision.")
+        config_key.partition(".")[2]: field_value
+        for config_key, field_value in config.items()
+        if config_key.startswith("mixed_precision.")
     }
     if isinstance(precision, str) and precision in FP8_RECIPES:
         changed_fields = [
@@ -387,8 +394,8 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
             for field_name in precision_fields
             if field_name not in (CALLED_NAME_KEY, "0")
         ]
-        for name in changed_fields:
-            reader.refuse(name, f"not modelled beside {precision}")
+        for changed_field in changed_fields:
+            reader.refuse(changed_field, f"not modelled beside {precision}")
         return FP8_RECIPES[precision]
     low_precision_fields = [
         field_name for field_name in NARROW_PRECISION if precision_fields.get(field_name) not in (None, False)
@@ -408,11 +415,14 @@ def _fp8_arguments(reader: LaunchReader, config: Config) -> dict[str, Any]:
 
 
 def _length_key(reader: LaunchReader, config: Config) -> str:
-    """Returns the key of the sequence length: a key typed as an override, else the model's, else the dataset's."""
+    """Returns the config key of the sequence length: the typed one, else the model's, else the dataset's."""
     typed_overrides = hydra_overrides_of(reader.source.arguments)
-    present_keys = [key for key in ("model.seq_length", "dataset.seq_length") if config.get(key) is not None]
+    present_keys = [
+        length_key for length_key in ("model.seq_length", "dataset.seq_length") if config.get(length_key) is not None
+    ]
     return next(
-        (key for key in present_keys if key in typed_overrides), present_keys[0] if present_keys else "model.seq_length"
+        (length_key for length_key in present_keys if length_key in typed_overrides),
+        present_keys[0] if present_keys else "model.seq_length",
     )
 
 
@@ -423,7 +433,11 @@ def _is_model_name_key(config_key: str, config: Mapping[str, Any]) -> bool:
 
 def _adapter_settings(reader: LaunchReader, config: Config) -> dict[str, Any]:
     """Returns the settings of low-rank adapters (`peft`); none for full training."""
-    peft_fields = {key.partition(".")[2]: field_value for key, field_value in config.items() if key.startswith("peft.")}
+    peft_fields = {
+        config_key.partition(".")[2]: field_value
+        for config_key, field_value in config.items()
+        if config_key.startswith("peft.")
+    }
     peft_scheme = peft_fields.get("0", config.get("peft", "lora"))
     peft_class = peft_fields.get(CALLED_NAME_KEY)
     if not peft_fields or peft_scheme in (None, "none") or ("peft" in config and config["peft"] is None):

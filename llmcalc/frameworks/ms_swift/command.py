@@ -297,9 +297,9 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         *task_arguments(reader, swift_config, rlhf_type),
     )
     reader.ignored_arguments += [
-        name
-        for name in swift_config
-        if name in ARGUMENTS_IGNORED or (name in IGNORED_TRAINER_ARGUMENTS and name not in ARGUMENTS_READ)
+        argument
+        for argument in swift_config
+        if argument in ARGUMENTS_IGNORED or (argument in IGNORED_TRAINER_ARGUMENTS and argument not in ARGUMENTS_READ)
     ]
     record_unknown_keys(reader, swift_config, handled_names, "", "no argument that is known")
     tuner_type = swift_config.get("tuner_type", swift_config.get("train_type", swift_config.get("sft_type")))
@@ -307,12 +307,12 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
         tuner_type = reader.value(swift_config, "tuner_type", "full" if swift_verb == "pt" else "lora")
     tuner_type = plain_tuner_type(reader, tuner_type)
     _refuse_unmodelled(reader, swift_config)
-    batch = reader.integer(swift_config, "per_device_train_batch_size", 1)
+    micro_batch_size = reader.integer(swift_config, "per_device_train_batch_size", 1)
     world_size = reader.source.world_size or 1
     trainer_table: dict[str, Any] = {
-        "per_device_train_batch_size": batch,
+        "per_device_train_batch_size": micro_batch_size,
         "gradient_accumulation_steps": reader.integer(
-            swift_config, "gradient_accumulation_steps", max(1, -(-16 // (batch * world_size)))
+            swift_config, "gradient_accumulation_steps", max(1, -(-16 // (micro_batch_size * world_size)))
         ),
         "gradient_checkpointing": reader.flag(swift_config, "gradient_checkpointing", True),
         "use_liger_kernel": reader.flag(swift_config, "use_liger_kernel"),
@@ -354,9 +354,11 @@ def _trainer_table(reader: LaunchReader, swift_config: Table, rlhf_type: str, sw
     if rlhf_type in LOSS_BY_RLHF_TYPE:
         reader.value(swift_config, "rlhf_type", rlhf_type)
         trainer_table["per_device_train_batch_size"] = preference_sequence_count(
-            reader, rlhf_type, swift_config, batch, tuner_type == "lora"
+            reader, rlhf_type, swift_config, micro_batch_size, tuner_type == "lora"
         )
     config = swift_config.get("deepspeed")
     if config is not None:
         trainer_table["deepspeed"] = deepspeed_config(str(config)) or config
-    return {name: value for name, value in trainer_table.items() if value is not False}
+    return {
+        argument: argument_value for argument, argument_value in trainer_table.items() if argument_value is not False
+    }

@@ -30,7 +30,7 @@ def is_ms_swift(config: Table) -> bool:
 
 
 def read_ms_swift(config: Table, source_file: LaunchSource) -> Launch:
-    """Returns the training run of a file, for the command that its arguments belong to. Raises `InputError`."""
+    """Returns the training run of a file with the arguments of `swift` or `megatron`. Raises `InputError`."""
     program = "megatron" if any(argument_name in config for argument_name in MEGATRON_ARGUMENTS) else "swift"
     command = CommandLine((), f"{program} {'rlhf' if 'rlhf_type' in config else 'sft'}", ())
     return _read_command_with_file(config, command, source_file)
@@ -46,13 +46,13 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
 
 
 def _read_command_with_file(config: Table, command_line: CommandLine, source_file: LaunchSource) -> Launch:
-    """Returns the run of a command, after a file's arguments are placed before the command's own arguments."""
+    """Returns the run of a command, after the arguments in its config file are put before its own."""
     env_table = config.get("ENV")
     env: dict[str, Any] = {**(env_table if isinstance(env_table, Mapping) else {}), **source_file.env}
     env_texts = {str(variable_name): str(variable_value) for variable_name, variable_value in env.items()}
     reader = LaunchReader(source_file)
     empty_argument = next(
-        (name for name, value in config.items() if name != "ENV" and value == []),
+        (name for name, empty_value in config.items() if name != "ENV" and empty_value == []),
         None,
     )
     if empty_argument is not None:  # an argument without a value, which transformers' `HfArgumentParser` refuses
@@ -74,8 +74,10 @@ def _read_command_with_file(config: Table, command_line: CommandLine, source_fil
     return read_arguments(command_line._replace(words=[*words, *command_line.words]), config_source)
 
 
-def _command_words_of_value(value: Any) -> list[str]:
+def _command_words_of_value(argument_value: Any) -> list[str]:
     """Returns the words of a value on a command line."""
-    if isinstance(value, list):
-        return [str(element) for element in value]
-    return [json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else str(value)]
+    if isinstance(argument_value, list):
+        return [str(list_element) for list_element in argument_value]
+    return [
+        json.dumps(argument_value, ensure_ascii=False) if isinstance(argument_value, Mapping) else str(argument_value)
+    ]

@@ -96,13 +96,13 @@ def packed_sequence_count(reader: LaunchReader, config: Table, sequence_count: i
 
 
 def preference_sequence_count(
-    reader: LaunchReader, rlhf_type: str, config: Table, batch: int, has_adapters: bool
+    reader: LaunchReader, rlhf_type: str, config: Table, micro_batch_size: int, has_adapters: bool
 ) -> int:
     """Returns a micro-batch's number of sequences in preference training, and adds the reference model to the run.
 
-    batch: pairs of a micro-batch, or answers of KTO.
+    micro_batch_size: pairs of a micro-batch, or answers of KTO.
     """
-    run_settings = {"batch": batch, **({"lora_rank": 1} if has_adapters else {})}
+    run_settings = {"batch": micro_batch_size, **({"lora_rank": 1} if has_adapters else {})}
     if rlhf_type == "kto":
         return int(kto_settings(reader, run_settings)["batch"])
     return packed_sequence_count(
@@ -178,8 +178,10 @@ def read_megatron_rollout(reader: LaunchReader, config: Table, launched_run: Lau
     `offload_megatron_model_to_cpu`; rollout_mixin.py), and rollouts are as many as `--generation_batch_size`.
     """
     generation_steps = reader.integer(config, "steps_per_generation", 1)
-    batch = reader.integer(config, "global_batch_size", 16) * generation_steps
-    rollout = read_rollout(reader, {"use_vllm": True, "generation_batch_size": batch, **config}, launched_run)
+    generation_batch_size = reader.integer(config, "global_batch_size", 16) * generation_steps
+    rollout = read_rollout(
+        reader, {"use_vllm": True, "generation_batch_size": generation_batch_size, **config}, launched_run
+    )
     layout = launched_run.layout
     offloaded_states: frozenset[ModelState] = frozenset(
         ("gradients", "reference") if "weights" in rollout.offloaded_states else ()

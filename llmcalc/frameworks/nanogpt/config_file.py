@@ -72,7 +72,9 @@ def is_python(file_text: str) -> bool:
 
 def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts train.py with a Python configuration or with configuration keys."""
-    typed_keys = [key_match[1] for word in command_line.words if (key_match := re.match(r"--(\w+)=", word))]
+    typed_keys = [
+        key_match[1] for argument_word in command_line.words if (key_match := re.match(r"--(\w+)=", argument_word))
+    ]
     has_config = any(command_word.endswith(".py") for command_word in command_line.words[:1])
     has_known_keys = any(
         key_name in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key_name in typed_keys
@@ -102,9 +104,11 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         return _launch_of_values(reader, _value_by_key(reader, variables, source_file.arguments))
 
 
-def _value_by_key(reader: LaunchReader, file_values: Mapping[str, Any], command_words: Sequence[str]) -> dict[str, Any]:
+def _value_by_key(
+    reader: LaunchReader, values_of_file: Mapping[str, Any], command_words: Sequence[str]
+) -> dict[str, Any]:
     """Returns key → value of a training run, from the file, the command's configuration files, and `--key=value`."""
-    values_by_key = dict(file_values)
+    values_by_key = dict(values_of_file)
     for command_word in command_words:
         key_match = re.fullmatch(r"--(\w{1,60})=(.*)", command_word, re.DOTALL)
         if is_unresolved(command_word) and (key_match is None or key_match[1] in ARGUMENT_DEFAULTS):
@@ -132,9 +136,10 @@ def _launch_of_values(reader: LaunchReader, file_values: Mapping[str, Any]) -> L
             raise reader.argument_error(
                 argument_name, "an expression is not computed; expected a number, a text or True or False"
             )
-    reader.ignored_arguments += [name for name in file_values if name not in ARGUMENT_DEFAULTS]
+    reader.ignored_arguments += [ignored_name for ignored_name in file_values if ignored_name not in ARGUMENT_DEFAULTS]
     run_values = {
-        key: reader.value(known_values, key, default_value) for key, default_value in ARGUMENT_DEFAULTS.items()
+        argument_key: reader.value(known_values, argument_key, default_value)
+        for argument_key, default_value in ARGUMENT_DEFAULTS.items()
     }
     world_size = reader.device_count(reader.source.world_size)
     accumulation_steps = read_integer(reader, "gradient_accumulation_steps", run_values["gradient_accumulation_steps"])
@@ -175,16 +180,22 @@ def _model_spec(reader: LaunchReader, run_values: Mapping[str, Any]) -> ModelSpe
     if initial_weights != "scratch" and initial_weights not in GPT2_SIZES:
         raise reader.value_error("init_from", initial_weights, f"scratch or one of {', '.join(GPT2_SIZES)}")
     if initial_weights in GPT2_SIZES:
-        layer_count, heads, hidden_size = GPT2_SIZES[initial_weights]
+        layer_count, head_count, hidden_size = GPT2_SIZES[initial_weights]
         has_bias, vocabulary_size = True, EXACT_VOCABULARY
     else:
-        layer_count, heads, hidden_size = (
+        layer_count, head_count, hidden_size = (
             read_integer(reader, key_name, run_values[key_name]) for key_name in ("n_layer", "n_head", "n_embd")
         )
         has_bias, vocabulary_size = (
             run_values["bias"] is True,
             VOCABULARY_BY_DATASET.get(str(run_values["dataset"]), PADDED_VOCABULARY),
         )
-    config = {"model_type": "nanogpt", "n_layer": layer_count, "n_head": heads, "n_embd": hidden_size, "bias": has_bias}
+    config = {
+        "model_type": "nanogpt",
+        "n_layer": layer_count,
+        "n_head": head_count,
+        "n_embd": hidden_size,
+        "bias": has_bias,
+    }
     config |= {"vocab_size": vocabulary_size, "block_size": run_values["block_size"], "dropout": run_values["dropout"]}
     return validate(ModelSpec, read_description(config).model, reader.name_in_errors)

@@ -99,7 +99,8 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
         if zero_stage > 1:
             raise reader.argument_error("optimizer.zero_stage", f"{zero_stage}; expected 0 or 1")
         tp, pp, cp = (
-            read_integer(reader, f"parallelism.{key}", parallelism_table.get(key) or 1) for key in PARALLEL_SIZE_KEYS
+            read_integer(reader, f"parallelism.{size_key}", parallelism_table.get(size_key) or 1)
+            for size_key in PARALLEL_SIZE_KEYS
         )
         file_devices = tp * pp * cp * read_integer(reader, "parallelism.dp", parallelism_table.get("dp") or 1)
         megatron_run = MegatronRunSettings(
@@ -129,7 +130,9 @@ def read_nanotron(config: Table, source_file: LaunchSource) -> Launch:
 def _refuse_other_stage_lengths(reader: LaunchReader, config: Table, tokens_table: Table) -> None:
     """Records data stages as unknown if their sequence length differs from `tokens.sequence_length`."""
     data_stages = config.get("data_stages")
-    sequence_lengths = [stage.get("sequence_length") for stage in data_stages or () if isinstance(stage, Mapping)]
+    sequence_lengths = [
+        data_stage.get("sequence_length") for data_stage in data_stages or () if isinstance(data_stage, Mapping)
+    ]
     if any(sequence_length not in (None, tokens_table.get("sequence_length")) for sequence_length in sequence_lengths):
         reader.refuse("data_stages.sequence_length", "another length than tokens.sequence_length")
 
@@ -158,17 +161,17 @@ def _model_spec(reader: LaunchReader, model_table: Table, tp: int) -> ModelSpec:
             "model.model_config._attn_implementation",
             f"{short_repr(attention_table)[:60]} is not modelled; {FLASH_KERNELS[0]} is",
         )
-    if not any(config.get(key) for key in MODEL_TYPES):
+    if not any(config.get(type_key) for type_key in MODEL_TYPES):
         raise reader.argument_error(
             "model.model_config", f"no {' or '.join(MODEL_TYPES)}; expected a model of one of these"
         )
 
-    def size(key: str) -> int:
-        return read_integer(reader, f"model.model_config.{key}", config.get(key))
+    def size(type_key: str) -> int:
+        return read_integer(reader, f"model.model_config.{type_key}", config.get(type_key))
 
-    heads = size("num_attention_heads")
-    kv_heads = read_integer(
-        reader, "model.model_config.num_key_value_heads", config.get("num_key_value_heads") or heads
+    head_count = size("num_attention_heads")
+    kv_head_count = read_integer(
+        reader, "model.model_config.num_key_value_heads", config.get("num_key_value_heads") or head_count
     )
     norm_table = {"type": "rmsnorm"}
     row_multiple = tp * reader.integer(model_table, "make_vocab_size_divisible_by", 1)
@@ -184,8 +187,8 @@ def _model_spec(reader: LaunchReader, model_table: Table, tp: int) -> ModelSpec:
                 "norm": norm_table,
                 "norm_placement": "pre",
                 "attention": {
-                    "num_attention_heads": heads,
-                    "num_key_value_heads": kv_heads,
+                    "num_attention_heads": head_count,
+                    "num_key_value_heads": kv_head_count,
                     "position": {"type": "rope", "rope_theta": _rope_theta(reader, config)},
                     **dict.fromkeys(("q_bias", "k_bias", "v_bias"), reader.flag(config, "attention_bias")),
                 },

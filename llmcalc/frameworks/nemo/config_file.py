@@ -135,23 +135,28 @@ def read_nemo(config: Table, source_file: LaunchSource) -> Launch:
     """Returns the training run of a NeMo config. Raises `InputError`, which names file and key."""
     with launch_reader(source_file) as reader:
         overrides = {
-            key: parsed_argument_value(override) for key, override in hydra_overrides_of(source_file.arguments).items()
+            override_key: parsed_argument_value(override)
+            for override_key, override in hydra_overrides_of(source_file.arguments).items()
         }
-        table = _model_values(reader, config, overrides)
+        model_values = _model_values(reader, config, overrides)
         model_name = str(config.get("name", ""))[:80]
-        if "encoder" in table or "decoder" in table or any(model_type in model_name for model_type in MODEL_TYPES):
+        if (
+            "encoder" in model_values
+            or "decoder" in model_values
+            or any(model_type in model_name for model_type in MODEL_TYPES)
+        ):
             raise reader.argument_error(
                 "name", f"{short_repr(model_name)}: its layers are not read; expected a GPT, BERT or Mamba config"
             )
-        if table.get("peft.peft_scheme") not in (None, "none", "null"):
+        if model_values.get("peft.peft_scheme") not in (None, "none", "null"):
             raise reader.argument_error(
                 "model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null"
             )
-        if table.get("num_layers") is None:
+        if model_values.get("num_layers") is None:
             raise reader.argument_error(
                 "model.num_layers", "missing: the model is in a .nemo file; expected TARGET with --framework megatron"
             )
-        arguments = _megatron_arguments(reader, table, config)
+        arguments = _megatron_arguments(reader, model_values, config)
         reader.check_unknown_arguments()
         model_type = next((model_type for model_type in ("bert", "mamba") if model_type in model_name), "gpt")
         device_count = (
@@ -168,16 +173,23 @@ def _model_values(reader: LaunchReader, config: Table, overrides_by_key: Mapping
     """Returns dotted key → value of the section `model`, with references resolved."""
     model_table = config["model"]
     settings = {
-        str(key): value
-        for key, value in model_table.items()
-        if not isinstance(value, Mapping) or key in ENCODER_DECODER_SECTIONS
+        str(model_key): model_value
+        for model_key, model_value in model_table.items()
+        if not isinstance(model_value, Mapping) or model_key in ENCODER_DECODER_SECTIONS
     }
     for section_name in ("optim", "tokenizer", "peft", "data"):
         section_table = model_table.get(section_name)
         if isinstance(section_table, Mapping):
-            settings |= {f"{section_name}.{key}": value for key, value in section_table.items()}
-    settings |= {key.partition(".")[2]: value for key, value in overrides_by_key.items() if key.startswith("model.")}
-    return {key: _resolved_value(reader, key, value, settings) for key, value in settings.items()}
+            settings |= {f"{section_name}.{model_key}": model_value for model_key, model_value in section_table.items()}
+    settings |= {
+        model_key.partition(".")[2]: model_value
+        for model_key, model_value in overrides_by_key.items()
+        if model_key.startswith("model.")
+    }
+    return {
+        model_key: _resolved_value(reader, model_key, model_value, settings)
+        for model_key, model_value in settings.items()
+    }
 
 
 ENCODER_DECODER_SECTIONS = ("encoder", "decoder")
@@ -201,7 +213,11 @@ def _device_count(reader: LaunchReader, config: Table, overrides_by_key: Mapping
     """Returns the number of devices of all machines."""
     trainer_values = {
         **config["trainer"],
-        **{key[8:]: override_value for key, override_value in overrides_by_key.items() if key.startswith("trainer.")},
+        **{
+            override_key[8:]: override_value
+            for override_key, override_value in overrides_by_key.items()
+            if override_key.startswith("trainer.")
+        },
     }
     return read_integer(reader, "trainer.devices", trainer_values.get("devices", 1)) * read_integer(
         reader, "trainer.num_nodes", trainer_values.get("num_nodes", 1)

@@ -152,10 +152,15 @@ def read_nemo_rl(config: Table, source_file: LaunchSource) -> Launch:
                 "grpo", f"the file has no table of a training; expected one of {', '.join(ALGORITHMS)}"
             )
         flat_values = flat_config(
-            {name: reader.table(merged_config, name) for name in ("policy", "cluster", "loss_fn", *ALGORITHMS)}
+            {
+                table_name: reader.table(merged_config, table_name)
+                for table_name in ("policy", "cluster", "loss_fn", *ALGORITHMS)
+            }
         )
         policy_table = {
-            key.removeprefix("policy."): value for key, value in flat_values.items() if key.startswith("policy.")
+            config_key.removeprefix("policy."): config_value
+            for config_key, config_value in flat_values.items()
+            if config_key.startswith("policy.")
         }
         _record_policy_keys(reader, policy_table)
         model_id = str(policy_table.get("model_name") or "")
@@ -244,14 +249,18 @@ def _training_device_count(reader: LaunchReader, flat_config: Table, policy_tabl
 def _batch_settings(reader: LaunchReader, policy_table: Table, replica_count: int) -> dict[str, Any]:
     """Returns a step's sequences, tokens and micro-batches, where packed sequences count as one long sequence."""
     sequence_length = reader.integer(policy_table, "max_total_sequence_length", 512)
-    batch = reader.integer(policy_table, "train_micro_batch_size", 1)
-    micro_batch_count = max(1, reader.integer(policy_table, "train_global_batch_size", 512) // (batch * replica_count))
+    micro_batch_size = reader.integer(policy_table, "train_micro_batch_size", 1)
+    micro_batch_count = max(
+        1, reader.integer(policy_table, "train_global_batch_size", 512) // (micro_batch_size * replica_count)
+    )
     for packing_key in ("sequence_packing", "dynamic_batching"):
         if reader.flag(policy_table, f"{packing_key}.enabled"):
-            packed_tokens = reader.integer(policy_table, f"{packing_key}.train_mb_tokens", batch * sequence_length)
+            packed_tokens = reader.integer(
+                policy_table, f"{packing_key}.train_mb_tokens", micro_batch_size * sequence_length
+            )
             reader.notes.append(f"{packing_key}: micro-batches of {packed_tokens} tokens, counted as one sequence")
             return {"batch": 1, "seq": packed_tokens, "num_microbatches": min(micro_batch_count, 2)}
-    return {"batch": batch, "seq": sequence_length, "num_microbatches": micro_batch_count}
+    return {"batch": micro_batch_size, "seq": sequence_length, "num_microbatches": micro_batch_count}
 
 
 def _fsdp_launch_settings(reader: LaunchReader, policy_table: Table, world_size: int) -> LaunchSettings:
@@ -381,7 +390,7 @@ def _megatron_launch_settings(reader: LaunchReader, policy_table: Table, world_s
 
 
 def _read_rollout(reader: LaunchReader, flat_config: Table, policy_table: Table) -> Rollout:
-    """Returns the rollout engine on the training devices. During rollouts the policy and its states are on the host.
+    """Returns the rollout engine on the training devices, where rollouts and training take turns.
 
     Log-probabilities are those of logits in fp32 (algorithms/loss; models/automodel/train.py).
     """
@@ -407,7 +416,7 @@ def _read_rollout(reader: LaunchReader, flat_config: Table, policy_table: Table)
     _add_expert_parallel_flag(reader, policy_table, flags)
     if flat_config.get("loss_fn.reference_policy_kl_penalty") not in (None, 0, 0.0):
         reader.notes.append("the reference model is on the host; its weights take the place of the policy's")
-    tokens = reader.integer(policy_table, "max_total_sequence_length", 512)
+    sequence_length = reader.integer(policy_table, "max_total_sequence_length", 512)
     return Rollout(
         source="nemo_rl/models/policy/workers/*_policy_worker*.py, nemo_rl/models/generation/vllm/vllm_worker.py",
         engine=backend if is_colocated and backend in ENGINE_FLAGS_BY_BACKEND else "",
@@ -416,21 +425,21 @@ def _read_rollout(reader: LaunchReader, flat_config: Table, policy_table: Table)
         has_separate_process=True,
         offloaded_states=frozenset({"weights", "optimizer", "gradients"}) if is_colocated else frozenset(),
         sequence_count=reader.integer(policy_table, "logprob_batch_size", 1),
-        tokens_per_sequence=tokens,
-        logit_tokens_per_sequence=tokens,
+        tokens_per_sequence=sequence_length,
+        logit_tokens_per_sequence=sequence_length,
         bytes_per_logit=8,  # fp32, and their log-softmax
     )
 
 
 def _eight_bit_flags(reader: LaunchReader, policy_table: Table) -> dict[str, Any]:
     """Returns vLLM's flags for 8-bit weights and caches (models/generation/vllm/quantization/fp8.py)."""
-    flags: dict[str, Any] = {}
+    format_flags: dict[str, Any] = {}
     if policy_table.get("generation.vllm_cfg.precision") == "fp8":
         reader.notes.append("policy.generation.vllm_cfg.precision fp8: scales of blocks of 128 × 128 are not counted")
-        flags["quantization"] = "fp8"
+        format_flags["quantization"] = "fp8"
     if str(policy_table.get("generation.vllm_cfg.kv_cache_dtype", "auto")).startswith("fp8"):
-        flags["kv_cache_dtype"] = "fp8"
-    return flags
+        format_flags["kv_cache_dtype"] = "fp8"
+    return format_flags
 
 
 def _add_expert_parallel_flag(reader: LaunchReader, policy_table: Table, flags: dict[str, Any]) -> None:

@@ -92,7 +92,7 @@ class DefaultContextLength(Record):
 
 
 class ClassesInRange(VersionRange):
-    """Classes of models to which a rule applies in a range of versions."""
+    """Model classes to which a rule applies in a range of Ollama versions."""
 
     classes: tuple[str, ...] = Field(min_length=1)
 
@@ -137,7 +137,9 @@ def _llama_cpp_record() -> GgmlEngineRecord:
 def check_model(preset: Preset, engine_version: EngineVersion) -> None:
     """Raises `InputError` for a model that neither the version of Ollama nor llama.cpp has an architecture for."""
     class_name = converted_class(preset)
-    class_range = next((row for row in read_record().own_engine_classes if class_name in row.classes), None)
+    class_range = next(
+        (class_row for class_row in read_record().own_engine_classes if class_name in class_row.classes), None
+    )
     if class_range is None:
         check_architecture(preset, _llama_cpp_record(), EngineVersion(_llama_cpp_record().newest, ""))
     elif not ranges_with_version([class_range], parse_version(engine_version.version)):
@@ -170,7 +172,11 @@ class OllamaServer:
         if self.hardware.is_processor:
             return 0
         visible_devices = self.flags.get("CUDA_VISIBLE_DEVICES")
-        return 1 if visible_devices is None else len([name for name in str(visible_devices).split(",") if name.strip()])
+        return (
+            1
+            if visible_devices is None
+            else len([device_name for device_name in str(visible_devices).split(",") if device_name.strip()])
+        )
 
     @cached_property
     def num_ctx(self) -> int:
@@ -320,8 +326,10 @@ class OllamaServer:
         if self.rules.runner == "estimate" or self.flash_attn == "off":
             return DEFAULT_BATCH
         server = self._server_before_fit(**self._llama_server_flags(sequence_count, DEFAULT_BATCH, gpu_count))
-        devices = server.placement
-        used_bytes = sum(server.model_buffers(devices).values()) + sum(server.cache_buffers(devices).values())
+        server_placement = server.placement
+        used_bytes = sum(server.model_buffers(server_placement).values()) + sum(
+            server.cache_buffers(server_placement).values()
+        )
         free_bytes = server.free_bytes * len(server.devices)
         for context_limit, default_batch, larger_batch, largest_percent in BATCH_RULES:
             has_free_memory = (
@@ -334,7 +342,7 @@ class OllamaServer:
 
     @cached_property
     def fitted_server(self) -> FittedServer:
-        """The llama.cpp server with its layers placed. Before 0.10, several sequences require all layers on GPUs."""
+        """The llama.cpp server after its layers are placed on GPUs and host."""
         chosen_request_count = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
         request_counts = (
             [chosen_request_count] if chosen_request_count else sorted({self.rules.parallel, 1}, reverse=True)
@@ -378,25 +386,25 @@ class OllamaServer:
 
 
 def tag_flags(preset: Preset) -> dict[str, Any]:
-    """Returns Ollama's flags of llama-server on a model's image encoder: its file, or none for text-only classes."""
+    """Returns llama-server's flags with which Ollama loads a model's image encoder; none for text-only classes."""
     if converted_class(preset) in read_record().text_classes:
         return {"mmproj_auto": False}
     return {"mmproj": TAG_ENCODER} if has_encoder(preset) else {}
 
 
-def default_context(preset: Preset, hardware: Hardware, devices: int) -> int:
+def default_context(preset: Preset, hardware: Hardware, device_count: int) -> int:
     """Returns the default context length in tokens of the newest Ollama version on this number of GPUs.
 
     Raises `InputError` for a model that Ollama does not run.
     """
-    visible_devices = ",".join(map(str, range(devices)))
+    visible_devices = ",".join(map(str, range(device_count)))
     version = read_record().named_version("")
     return OllamaServer(preset, hardware, version, {"CUDA_VISIBLE_DEVICES": visible_devices}).num_ctx
 
 
 def memory(server: OllamaServer) -> EngineMemory:
     """Returns Ollama's memory on the GPUs and the host. Ollama starts unless a single layer does not fit."""
-    fitted_server, flags = server.fitted_server, server.flags
+    fitted_server, option_values = server.fitted_server, server.flags
     fit_notes = (server.version.note, *fitted_server.notes)
     computed_memory = engine_memory(fitted_server.server, fitted_server.buffers, fit_notes, NOTE_TEXTS)
     layer_count = len(fitted_server.server.model.layers) + 1
@@ -413,16 +421,16 @@ def memory(server: OllamaServer) -> EngineMemory:
         reason = MAIN_GPU_REASON if server.is_one_gpu_named else FITTING_REASON
         fewer_gpus_note = FEWER_GPUS_NOTE.format(used=used_gpu_count, visible=server.visible_gpu_count, reason=reason)
         answer_notes.insert(0, fewer_gpus_note)
-    if server.runs_single_requests and int(flags.get("OLLAMA_NUM_PARALLEL", 1)) > 1:
-        answer_notes.insert(0, SINGLE_REQUEST_NOTE.format(requests=flags["OLLAMA_NUM_PARALLEL"]))
-    if flags.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
+    if server.runs_single_requests and int(option_values.get("OLLAMA_NUM_PARALLEL", 1)) > 1:
+        answer_notes.insert(0, SINGLE_REQUEST_NOTE.format(requests=option_values["OLLAMA_NUM_PARALLEL"]))
+    if option_values.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
         answer_notes.append("OLLAMA_KV_CACHE_TYPE needs OLLAMA_FLASH_ATTENTION=1: the cache is f16")
     assumed_options = {
         (flag_name if flag_name.isupper() else option(flag_name)): default_value
         for flag_name, default_value in server.defaults.items()
-        if flag_name not in flags and not (flag_name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
+        if flag_name not in option_values and not (flag_name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in option_values)
     }
-    format_note = LIBRARY_FORMAT_NOTE if server.scheme != flags.get("quantize") else ""
+    format_note = LIBRARY_FORMAT_NOTE if server.scheme != option_values.get("quantize") else ""
     return replace(
         computed_memory,
         max_model_len=server.num_ctx,
@@ -466,7 +474,7 @@ def longest_context(server: OllamaServer) -> int | None:
 
 
 def larger_layouts(server: OllamaServer, most_devices: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields (options, Ollama's memory) for 1, 2, 4 and 8 GPUs, at most `most_devices`, or for the one of a Mac.
+    """Yields (options, Ollama's memory) on 1, 2, 4 and 8 GPUs, at most `most_devices`; on a Mac on its one GPU.
 
     A memory `starts` if the whole model fits on them. If Ollama uses fewer of `most_devices` GPUs, that is all.
     """

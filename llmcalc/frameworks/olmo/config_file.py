@@ -38,8 +38,13 @@ STEP_KEYS = ("optimizer", "precision", "fsdp", "ddp", "compile", "activation_che
 
 def is_olmo(config: Table) -> bool:
     """Whether a table is a config of OLMo."""
-    table = config.get("model")
-    return isinstance(table, Mapping) and "d_model" in table and "layer_norm_type" in table and "optimizer" in config
+    model_table = config.get("model")
+    return (
+        isinstance(model_table, Mapping)
+        and "d_model" in model_table
+        and "layer_norm_type" in model_table
+        and "optimizer" in config
+    )
 
 
 def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
@@ -47,16 +52,17 @@ def read_olmo(config: Table, source_file: LaunchSource) -> Launch:
     with launch_reader(source_file) as reader:
         spec = _model_spec(reader, reader.table(config, "model"))
         world_size = reader.device_count(source_file.world_size)
-        batch = reader.integer(config, "device_train_microbatch_size", 16)
+        micro_batch_size = reader.integer(config, "device_train_microbatch_size", 16)
         global_batch = reader.integer(config, "global_train_batch_size", 512)
-        if global_batch % (world_size * batch):
+        if global_batch % (world_size * micro_batch_size):
             raise reader.argument_error(
-                "global_train_batch_size", f"{global_batch}; expected a multiple of {world_size * batch}, --devices"
+                "global_train_batch_size",
+                f"{global_batch}; expected a multiple of {world_size * micro_batch_size}, --devices",
             )
         run_settings: dict[str, Any] = {
             "phase": "training",
-            "batch": batch,
-            "num_microbatches": global_batch // (world_size * batch),
+            "batch": micro_batch_size,
+            "num_microbatches": global_batch // (world_size * micro_batch_size),
             "seq": reader.integer(reader.table(config, "model"), "max_sequence_length", 1024),
             "attn_implementation": "flash",
             **_step_settings(reader, config),
@@ -89,9 +95,9 @@ def _model_spec(reader: LaunchReader, model_table: Table) -> ModelSpec:
     """Returns the model in the config's section `model`."""
     reader.refuse_other_values(model_table, MODELLED_VALUES, "model.")
     hidden_size, layer_count = (
-        read_integer(reader, f"model.{key}", model_table.get(key)) for key in ("d_model", "n_layers")
+        read_integer(reader, f"model.{size_key}", model_table.get(size_key)) for size_key in ("d_model", "n_layers")
     )
-    heads = reader.integer(model_table, "n_heads", 12)
+    head_count = reader.integer(model_table, "n_heads", 12)
     activation_name = reader.choice(model_table, "activation_type", ("swiglu", "gelu", "relu"), "swiglu", "model.")
     is_gated = activation_name == "swiglu"
     inner_width = (
@@ -110,10 +116,10 @@ def _model_spec(reader: LaunchReader, model_table: Table) -> ModelSpec:
         norm_table["weight"] = False
     elif norm_table["type"] == "layernorm" and not has_bias:
         norm_table["bias"] = False
-    attention_table: dict[str, Any] = {"num_attention_heads": heads}
-    key_heads = 1 if model_table.get("multi_query_attention") else model_table.get("n_kv_heads")
-    if key_heads is not None:
-        attention_table["num_key_value_heads"] = read_integer(reader, "model.n_kv_heads", key_heads)
+    attention_table: dict[str, Any] = {"num_attention_heads": head_count}
+    key_head_count = 1 if model_table.get("multi_query_attention") else model_table.get("n_kv_heads")
+    if key_head_count is not None:
+        attention_table["num_key_value_heads"] = read_integer(reader, "model.n_kv_heads", key_head_count)
     position_count = reader.integer(model_table, "max_sequence_length", 1024)
     decoder_table: dict[str, Any] = {"num_hidden_layers": layer_count, "final_norm": norm_table}
     if reader.flag(model_table, "rope"):

@@ -82,7 +82,9 @@ def read_python(script_text: str, source_file: LaunchSource) -> Launch:
     with launch_reader(source_file) as reader:
         syntax_tree = parse_python(script_text, source_file.name_in_errors)
         variables = dict(_number_assignments(syntax_tree.body, {}))
-        sequence_length = next((variables[name] for name in LENGTH_CONSTANTS if name in variables), None)
+        sequence_length = next(
+            (variables[constant_name] for constant_name in LENGTH_CONSTANTS if constant_name in variables), None
+        )
         variables |= dict.fromkeys(LENGTH_VARIABLES, sequence_length)
         for function_node in (node for node in syntax_tree.body if isinstance(node, ast.FunctionDef)):
             variables |= {
@@ -139,16 +141,17 @@ def _arguments_of_first_call(
     return None if call_node is None else _values_of_call_arguments(call_node, variables)
 
 
-def _values_of_call_arguments(call: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
+def _values_of_call_arguments(call_node: ast.Call, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns argument → value of a call. Names such as `DType.bfloat16` and nested calls stay source text."""
     argument_values = {
-        keyword.arg: (keyword.value, expression_value(keyword.value, variables)) for keyword in call.keywords
+        keyword.arg: (keyword.value, expression_value(keyword.value, variables)) for keyword in call_node.keywords
     }
     return {
-        str(name): dotted_name_of(value_node.func if isinstance(value_node, ast.Call) else value_node) or value.text
-        if isinstance(value, UnknownValue)
-        else value
-        for name, (value_node, value) in argument_values.items()
+        str(argument_name): dotted_name_of(value_node.func if isinstance(value_node, ast.Call) else value_node)
+        or argument_value.text
+        if isinstance(argument_value, UnknownValue)
+        else argument_value
+        for argument_name, (value_node, argument_value) in argument_values.items()
     }
 
 
@@ -159,9 +162,13 @@ def _model_spec_and_name(
     model_changes: Mapping[str, str],
     tokenizer_match: re.Match[str] | None,
 ) -> tuple[ModelSpec | None, str]:
-    """Returns a script's model, or None with the model's name if no preset has the name or the script changes it."""
+    """Returns a script's model and name; the model is None if it is no preset or the script changes it."""
     model_name = next(
-        (dotted_name_of(node.func) for node in call_nodes if dotted_name_of(node.func).startswith(MODEL_METHOD_PREFIX)),
+        (
+            dotted_name_of(model_call.func)
+            for model_call in call_nodes
+            if dotted_name_of(model_call.func).startswith(MODEL_METHOD_PREFIX)
+        ),
         "",
     )
     preset = PRESET_BY_MODEL_NAME.get(model_name.rpartition(".")[2])
@@ -217,7 +224,9 @@ def _sequence_ranks(
         return 1
     if not isinstance(config, Mapping):
         calls_of_class = [
-            call for call in call_nodes if dotted_name_of(call.func).startswith("TransformerContextParallelConfig")
+            config_call
+            for config_call in call_nodes
+            if dotted_name_of(config_call.func).startswith("TransformerContextParallelConfig")
         ]
         config = _values_of_call_arguments(calls_of_class[0], variables) if calls_of_class else {}
     if config.get("degree") is None:
@@ -241,19 +250,22 @@ def _launch_of_calls(
         )
     world_size = reader.device_count(reader.source.world_size)
     sequence_ranks = _sequence_ranks(reader, call_nodes, module_arguments, variables, world_size)
-    tokens = read_integer(reader, "rank_microbatch_size", module_arguments.get("rank_microbatch_size"))
+    micro_batch_tokens = read_integer(reader, "rank_microbatch_size", module_arguments.get("rank_microbatch_size"))
     sequence_length = read_integer(
         reader, "max_sequence_length", module_arguments.get("max_sequence_length", variables[LENGTH_VARIABLES[0]])
     )
-    if tokens % sequence_length:
+    if micro_batch_tokens % sequence_length:
         raise reader.argument_error(
-            "rank_microbatch_size", f"{tokens}; expected a multiple of the {sequence_length} tokens of a sequence"
+            "rank_microbatch_size",
+            f"{micro_batch_tokens}; expected a multiple of the {sequence_length} tokens of a sequence",
         )
     run_settings = {
         "phase": "training",
         "seq": -(-sequence_length // sequence_ranks),
-        "batch": tokens // sequence_length,
-        "num_microbatches": _micro_batch_count(reader, call_nodes, variables, tokens * world_size // sequence_ranks),
+        "batch": micro_batch_tokens // sequence_length,
+        "num_microbatches": _micro_batch_count(
+            reader, call_nodes, variables, micro_batch_tokens * world_size // sequence_ranks
+        ),
         "attn_implementation": "flash",
         **_step_settings(reader, call_nodes, module_arguments, variables),
     }
@@ -311,16 +323,16 @@ def _micro_batch_count(
     """Returns the number of micro-batches per step: tokens of a step over tokens of all ranks' micro-batches."""
     argument_name = "global_batch_size"
     argument_values = (_values_of_call_arguments(call_node, variables).get(argument_name) for call_node in call_nodes)
-    tokens = next((argument_value for argument_value in argument_values if isinstance(argument_value, int)), None)
-    if tokens is None:
+    step_tokens = next((argument_value for argument_value in argument_values if isinstance(argument_value, int)), None)
+    if step_tokens is None:
         reader.notes.append(f"{argument_name}: no number; one micro-batch per step is assumed")
         return 1
-    if tokens % tokens_of_ranks:
+    if step_tokens % tokens_of_ranks:
         raise reader.argument_error(
             argument_name,
-            f"{tokens} tokens; expected a multiple of {tokens_of_ranks}, those of all devices; or --devices",
+            f"{step_tokens} tokens; expected a multiple of {tokens_of_ranks}, those of all devices; or --devices",
         )
-    return tokens // tokens_of_ranks
+    return step_tokens // tokens_of_ranks
 
 
 def _step_settings(
@@ -353,7 +365,7 @@ def _step_settings(
 def _recompute_settings(
     reader: LaunchReader, call_nodes: list[ast.Call], module_arguments: Mapping[str, Any], variables: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the recomputation settings of the script's activation checkpointing config; none without it.
+    """Returns the recomputation settings of a script's activation checkpointing; none without any.
 
     Under a budget torch's partitioner keeps at most this part of what it would keep beyond the inputs of layers
     (torch/_functorch/partitioners.py, `choose_saved_values_set`).
@@ -391,7 +403,7 @@ def _recompute_settings(
 
 
 def _recomputes_networks(call_nodes: list[ast.Call], class_name: str) -> bool:
-    """Whether the modules that a call names are the feed-forward networks of all layers, listed or by a pattern."""
+    """Whether a call selects the feed-forward networks of all layers for recomputation."""
     module_lists = (
         ast.unparse(keyword_node.value)
         for call_node in call_nodes

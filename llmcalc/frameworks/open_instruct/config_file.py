@@ -74,11 +74,15 @@ def read_open_instruct(config: Table, source_file: LaunchSource) -> Launch:
             run_settings |= preference_pair_settings(reader, str(loss_type), run_settings, has_cached_reference=True)
             reader.notes.append("the reference model's log-probabilities are computed before the training, and cached")
         config = with_launcher_arguments(config, source_file, sets_precision=False)
-        if not any(config.get(key) for key in FRAMEWORK_KEYS):
+        if not any(config.get(framework_key) for framework_key in FRAMEWORK_KEYS):
             reader.notes.append(
                 "accelerate's own config says how devices divide the run; --zero and --fsdp say it here"
             )
-        arguments = {name: value for name, value in config.items() if name in known_argument_names()}
+        arguments = {
+            argument_name: argument_value
+            for argument_name, argument_value in config.items()
+            if argument_name in known_argument_names()
+        }
         return launch_under_selected_framework(reader, {**arguments, "bf16": True}, run_settings)
 
 

@@ -119,9 +119,13 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             _current_flag_name(argument_name): argument_value
             for argument_name, argument_value in parse_arguments(command_line.words, source_file.name_in_errors).items()
         }
-        known_names = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
+        known_names = frozenset(
+            known_name for known_name in arguments if known_name.startswith(READ_SECTIONS) or "max_len" in known_name
+        )
         argument_values = parsed_arguments(arguments, reader, known_names)
-        argument_values = {_current_flag_name(name): value for name, value in argument_values.items()}
+        argument_values = {
+            _current_flag_name(known_name): known_value for known_name, known_value in argument_values.items()
+        }
         model_id = marked_model_name(arguments.get("actor.model_name_or_path"))
         _refuse_unmodelled(reader, argument_values)
         world_size = (
@@ -139,7 +143,9 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             if trainer_name == "train_ppo_ray"
             else None
         )
-        reader.ignored_arguments += [name for name in argument_values if name.partition(".")[0] in IGNORED_SECTIONS]
+        reader.ignored_arguments += [
+            known_name for known_name in argument_values if known_name.partition(".")[0] in IGNORED_SECTIONS
+        ]
         return reader.create_launch("deepspeed", launch_settings, model_name=model_id, rollout=rollout)
 
 

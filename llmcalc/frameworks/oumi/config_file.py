@@ -108,7 +108,11 @@ def read_oumi(config: Table, source_file: LaunchSource) -> Launch:
     with launch_reader(source_file) as reader:
         record_unknown_keys(reader, config, CONFIG_TABLES, "", "no table that is known")
         tables = {table_name: reader.table(config, table_name) for table_name in CONFIG_TABLES}
-        values_by_key = {f"{name}.{key}"[:100]: value for name, table in tables.items() for key, value in table.items()}
+        values_by_key = {
+            f"{section_name}.{section_key}"[:100]: section_value
+            for section_name, table in tables.items()
+            for section_key, section_value in table.items()
+        }
         trainer_type = str(values_by_key.get("training.trainer_type", "HF")).upper()[:40]
         if trainer_type not in SETTINGS_BY_TRAINER:
             raise reader.value_error("training.trainer_type", trainer_type, f"one of {', '.join(SETTINGS_BY_TRAINER)}")
@@ -166,11 +170,11 @@ def _model_arguments(reader: LaunchReader, values_by_key: Table, trainer_type: s
     return arguments
 
 
-def _has_language_model_modules(reader: LaunchReader, values_by_key: Table, key: str) -> bool:
+def _has_language_model_modules(reader: LaunchReader, values_by_key: Table, modules_key: str) -> bool:
     """Whether a list of module names or patterns has modules outside the image and audio encoders."""
-    module_names = values_by_key.get(key) or []
+    module_names = values_by_key.get(modules_key) or []
     if not isinstance(module_names, list):
-        raise reader.value_error(key, module_names, "a list of names")
+        raise reader.value_error(modules_key, module_names, "a list of names")
     return not all("vis" in str(module_name) or "audio" in str(module_name) for module_name in module_names)
 
 
@@ -203,11 +207,15 @@ def _adapter_arguments(reader: LaunchReader, values_by_key: Table, adapter_table
     record_unknown_keys(reader, adapter_table, ADAPTER_READ | ADAPTER_IGNORED, "peft")
     if _has_language_model_modules(reader, values_by_key, "peft.lora_exclude_modules"):
         reader.refuse("peft.lora_exclude_modules", "adapters of all lora_target_modules are counted")
-    for key, parsed_argument_value in (("llm_int8_skip_modules", None), ("lora_bias", "none")):
-        if adapter_table.get(key) not in (None, [], parsed_argument_value):
-            reader.refuse(f"peft.{key}", "it is modelled without")
+    for refused_key, modelled_value in (("llm_int8_skip_modules", None), ("lora_bias", "none")):
+        if adapter_table.get(refused_key) not in (None, [], modelled_value):
+            reader.refuse(f"peft.{refused_key}", "it is modelled without")
     arguments: dict[str, Any] = {"use_peft": True}
-    arguments |= {key: value for key, value in adapter_table.items() if key in ADAPTER_ARGUMENTS and value is not None}
+    arguments |= {
+        refused_key: peft_value
+        for refused_key, peft_value in adapter_table.items()
+        if refused_key in ADAPTER_ARGUMENTS and peft_value is not None
+    }
     arguments["lora_r"] = reader.integer(values_by_key, "peft.lora_r", 8)
     if reader.flag(values_by_key, "peft.q_lora"):
         bit_count = reader.integer(values_by_key, "peft.q_lora_bits", 4)
@@ -259,12 +267,12 @@ def _deepspeed_arguments(reader: LaunchReader, deepspeed_table: Table) -> dict[s
     zero_table: dict[str, Any] = {
         "stage": int(stage_text),
         **ZERO_DEFAULTS,
-        **{key: value for key, value in deepspeed_table.items() if key in ZERO_OPTIONS},
+        **{zero_key: zero_value for zero_key, zero_value in deepspeed_table.items() if zero_key in ZERO_OPTIONS},
     }
-    for key in ("offload_optimizer", "offload_param"):
-        if deepspeed_table.get(key) is not None:
-            offload_table = reader.table(deepspeed_table, key)
-            zero_table[key] = {"device": str(offload_table.get("device", "cpu")).lower(), "pin_memory": True}
+    for zero_key in ("offload_optimizer", "offload_param"):
+        if deepspeed_table.get(zero_key) is not None:
+            offload_table = reader.table(deepspeed_table, zero_key)
+            zero_table[zero_key] = {"device": str(offload_table.get("device", "cpu")).lower(), "pin_memory": True}
     precision = str(deepspeed_table.get("precision") or "").lower()
     if precision not in ("bf16", "fp16"):
         return {"deepspeed": {"zero_optimization": zero_table}}

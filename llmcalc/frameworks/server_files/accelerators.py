@@ -39,8 +39,8 @@ _IGNORED_WORDS = field_names("""
 def accelerator_of_label(accelerator_label: str) -> str:
     """Returns the accelerator's name from a node label or a machine type; empty for an unknown one."""
     label_text = accelerator_label.strip().lower()[:100]
-    if machine := accelerator_of_machine(label_text):
-        return machine[0]
+    if named_machine := accelerator_of_machine(label_text):
+        return named_machine[0]
     if hardware_name := accelerator_of_machine_family(label_text):
         return hardware_name
     if label_text == LABEL_OF_SMALL_A100:

@@ -40,7 +40,7 @@ class ParsedArguments:
 
 
 def read_arguments(
-    program: ServerProgram,
+    server_program: ServerProgram,
     serving_engine: Engine,
     command_words: Sequence[str],
     place_in_file: str,
@@ -55,12 +55,14 @@ def read_arguments(
     typed_fields: fields of flags that are typed beside the file, whose values in it do not matter.
     Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
     """
-    flags = flags_of_program(program, serving_engine)
-    flags_by_name = flags_by_spelling(reversed(flags))
+    known_flags = flags_of_program(server_program, serving_engine)
+    flags_by_name = flags_by_spelling(reversed(known_flags))
     parsed_arguments = ParsedArguments()
     unknown_flags = parsed_arguments.unknown_flags if allows_unknown_flags else None
     ignored_arguments = [
-        word for flag, word in pairwise(command_words) if is_unset_variable(word) and not _takes_value(flag)
+        argument_word
+        for flag, argument_word in pairwise(command_words)
+        if is_unset_variable(argument_word) and not _takes_value(flag)
     ]
     command_words = [command_word for command_word in command_words if command_word not in {*ignored_arguments}]
     parsed_arguments.notes += [
@@ -69,9 +71,11 @@ def read_arguments(
     ]
     try:
         positional_words, flag_values = split_arguments(
-            serving_engine.title, flags[::-1], command_words, {}, {}, unknown_flags
+            serving_engine.title, known_flags[::-1], command_words, {}, {}, unknown_flags
         )
-        config = flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None) if program.config_flags else None
+        config = (
+            flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None) if server_program.config_flags else None
+        )
         if config is not None:
             if is_unresolved(str(config)):
                 raise InputError(unresolved_reason(str(config)))
@@ -79,10 +83,10 @@ def read_arguments(
                 words_of_tables(_parse_marked_yaml(read_named_file(str(config)), str(config)), flags_by_name)
             )
             positional_words, flag_values = split_arguments(
-                serving_engine.title, flags[::-1], [*config_words, *command_words], {}, {}, unknown_flags
+                serving_engine.title, known_flags[::-1], [*config_words, *command_words], {}, {}, unknown_flags
             )
             flag_values.pop(_field_of(flags_by_name, f"--{CONFIG_FLAG}"), None)
-        parsed_arguments.model = str(flag_values.pop(_field_of(flags_by_name, program.model_flags[0]), "") or "")
+        parsed_arguments.model = str(flag_values.pop(_field_of(flags_by_name, server_program.model_flags[0]), "") or "")
         has_repository_flag = any(command_word.partition("=")[0] in REPOSITORY_FLAGS for command_word in command_words)
         if has_repository_flag and "--mmproj-auto" in flags_by_name:
             parsed_arguments.values["mmproj_auto"] = True
@@ -90,7 +94,7 @@ def read_arguments(
             del flag_values["mmproj_auto"]  # no repository, no file of an encoder
         if HF_FILE_FIELD in flag_values:
             parsed_arguments.model = f"{parsed_arguments.model}/{flag_values.pop(HF_FILE_FIELD)}"
-        if program.has_positional_model and positional_words:
+        if server_program.has_positional_model and positional_words:
             parsed_arguments.model = positional_words.pop(0)
         for ignored_name in positional_words:
             if is_unresolved(ignored_name):
@@ -98,7 +102,7 @@ def read_arguments(
             if ignored_name != "--":
                 raise InputError(f"'{printable_word(ignored_name)[:60]}' stands behind no flag; expected --flag value")
         for flag_field, flag_value in flag_values.items():
-            flag = next(flag for flag in flags[::-1] if flag.field_name == flag_field)
+            flag = next(flag for flag in known_flags[::-1] if flag.field_name == flag_field)
             if flag.is_memory_neutral and not flag.choices:
                 parsed_arguments.ignored_flags.append(flag.names[0])
                 continue
@@ -149,24 +153,34 @@ def engine_of_flags(command_words: Sequence[str]) -> str:
     typed_names = {command_word.partition("=")[0] for command_word in command_words if command_word.startswith("--")}
     if not FEWEST_TYPED_FLAGS <= len(typed_names) <= MAX_TYPED_FLAGS:
         return ""
-    for program in PROGRAMS:
-        if program.engine not in ENGINE_FOLDERS:
+    for server_program in PROGRAMS:
+        if server_program.engine not in ENGINE_FOLDERS:
             continue
-        flags_by_name = flags_by_spelling(reversed(flags_of_program(program, engine(program.engine))))
-        named_flags = [find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(program.model_flags)]
-        if all(named_flags) and any(flag is not None and not flag.flag.is_memory_neutral for flag in named_flags):
-            return program.engine
+        flags_by_name = flags_by_spelling(reversed(flags_of_program(server_program, engine(server_program.engine))))
+        named_flags = [
+            find_flag(flags_by_name, typed_name) for typed_name in typed_names - set(server_program.model_flags)
+        ]
+        if all(named_flags) and any(
+            matched_flag is not None and not matched_flag.flag.is_memory_neutral for matched_flag in named_flags
+        ):
+            return server_program.engine
     return ""
 
 
 def _takes_value(argument_word: str) -> bool:
-    """Whether the next word of the command may be an argument's value."""
+    """Whether an argument is a flag that may take the next word as its value."""
     return argument_word.startswith("-") and "=" not in argument_word
 
 
-def _require_resolved(flag: Flag, value: Any) -> None:
-    """Raises `InputError` if a part of a flag's value is known only when the file runs."""
-    nested_values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+def _require_resolved(flag: Flag, flag_value: Any) -> None:
+    """Raises `InputError` for a flag whose value has a part that is known only when the file runs."""
+    nested_values = (
+        flag_value.values()
+        if isinstance(flag_value, Mapping)
+        else flag_value
+        if isinstance(flag_value, list)
+        else [flag_value]
+    )
     for nested_value in nested_values:
         if isinstance(nested_value, str) and is_unresolved(nested_value):
             raise InputError(f"{flag.names[0]}: {unresolved_reason(nested_value)}")
@@ -178,15 +192,15 @@ def _parse_marked_yaml(yaml_text: str, file_name: str) -> Any:
         return parse_yaml(yaml_text.replace("\0", YAML_MARK), file_name)
     except InputError:
         printed_lines = (
-            (line_number, line)
-            for line_number, line in enumerate(yaml_text.splitlines(), 1)
-            if is_unresolved(line)
-            and ":" not in re.sub(f"{UNRESOLVED_MARK}[^{UNRESOLVED_MARK}]*{UNRESOLVED_MARK}", "", line)
+            (line_number, yaml_line)
+            for line_number, yaml_line in enumerate(yaml_text.splitlines(), 1)
+            if is_unresolved(yaml_line)
+            and ":" not in re.sub(f"{UNRESOLVED_MARK}[^{UNRESOLVED_MARK}]*{UNRESOLVED_MARK}", "", yaml_line)
         )
-        line_number, line = next(printed_lines, (0, ""))
+        line_number, yaml_line = next(printed_lines, (0, ""))
         if not line_number:
             raise
-        raise InputError(f"{file_name}: line {line_number}: {unresolved_reason(line)}") from None
+        raise InputError(f"{file_name}: line {line_number}: {unresolved_reason(yaml_line)}") from None
 
 
 YAML_MARK = "\ue000"

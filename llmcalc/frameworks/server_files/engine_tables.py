@@ -28,7 +28,7 @@ MODEL_FLAGS = ("maxModelLen", "maxNumSeqs", "dtype")
 
 
 def server_of_table(manifest_table: Mapping[str, Any]) -> Container | None:
-    """Returns the server that a table describes, without its location in the file; None for other tables."""
+    """Returns the server that a manifest's table describes; None for other tables."""
     if isinstance(manifest_table.get("engine_kwargs"), Mapping) and isinstance(
         manifest_table.get("model_loading_config"), Mapping
     ):
@@ -133,7 +133,9 @@ def _ray_server(ray_config: Mapping[str, Any]) -> Container:
 
 def _chart_server(chart_values: Mapping[str, Any]) -> Container:
     flags = {switch_key: True for switch_key in SWITCH_KEYS if chart_values.get(switch_key) is True}
-    image_name = ":".join(str(chart_values[key]) for key in ("repository", "tag") if chart_values.get(key))
+    image_name = ":".join(
+        str(chart_values[image_key]) for image_key in ("repository", "tag") if chart_values.get(image_key)
+    )
     return _stack_server(chart_values, chart_values["modelURL"], flags, image_name, chart_values.get("requestGPU"))
 
 
@@ -151,9 +153,16 @@ def _operator_server(operator_table: Mapping[str, Any], model_table: Mapping[str
 def _stack_server(
     stack_table: Mapping[str, Any], model_name: str, flags: Mapping[str, Any], image_name: str, gpus: Any
 ) -> Container:
-    """Returns a server of vLLM's production stack. flags: flags outside `vllmConfig`. gpus: its number of GPUs."""
+    """Returns a server of vLLM's production stack. flags: flags outside `vllmConfig`. gpus: number of GPUs."""
     vllm_config = inner_table(stack_table, "vllmConfig")
-    all_flags = {**flags, **{key: config_value for key, config_value in vllm_config.items() if key not in WITHOUT_FLAG}}
+    all_flags = {
+        **flags,
+        **{
+            config_key: config_value
+            for config_key, config_value in vllm_config.items()
+            if config_key not in WITHOUT_FLAG
+        },
+    }
     return Container(
         "",
         command_words=(
@@ -172,7 +181,8 @@ def _stack_server(
 def _flags_of_keys(values_by_key: Mapping[str, Any]) -> Iterator[str]:
     """Yields the flags equivalent to keys such as `maxModelLen` (`--max-model-len`)."""
     keys_by_flag_name = {
-        re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.replace("LoRA", "Lora")).lower(): key for key in values_by_key
+        re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key_in_table.replace("LoRA", "Lora")).lower(): key_in_table
+        for key_in_table in values_by_key
     }
     return words_of_arguments({flag: values_by_key[table_key] for flag, table_key in keys_by_flag_name.items()})
 
@@ -186,7 +196,11 @@ def inner_table(outer_table: Mapping[str, Any], *nested_keys: str) -> Mapping[st
 
 
 def _environment_texts(environment_table: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(value) for name, value in environment_table.items() if isinstance(value, str | int | float)}
+    return {
+        str(variable_name): str(variable_value)
+        for variable_name, variable_value in environment_table.items()
+        if isinstance(variable_value, str | int | float)
+    }
 
 
 def _texts_of_list(list_value: Any) -> list[str]:

@@ -41,8 +41,8 @@ def servers_of_llama_swap(
     name_in_errors: the file in messages. variables: environment variables.
     """
     shared_macros = _read_macros(config)
-    for model_name, table in config["models"].items():
-        if not isinstance(table, Mapping) or not isinstance(table.get("cmd"), str):
+    for model_name, model_table in config["models"].items():
+        if not isinstance(model_table, Mapping) or not isinstance(model_table.get("cmd"), str):
             continue
         place_in_file = f"models.{one_line(str(model_name))[:60]}"
         env_macros = {f"env.{variable_name}": variable_value for variable_name, variable_value in variables.items()}
@@ -50,19 +50,23 @@ def servers_of_llama_swap(
             "PORT": FREE_PORT,
             **env_macros,
             **shared_macros,
-            **_read_macros(table),
+            **_read_macros(model_table),
             "MODEL_ID": str(model_name),
         }
-        command_text = _expand_macros(table["cmd"], macro_values, f"{name_in_errors}: {place_in_file}")
-        command_lines = [line for line in command_text.split("\n") if not line.strip().startswith("#")]
+        command_text = _expand_macros(model_table["cmd"], macro_values, f"{name_in_errors}: {place_in_file}")
+        command_lines = [text_line for text_line in command_text.split("\n") if not text_line.strip().startswith("#")]
         try:
-            words = shlex.split(" ".join(command_line.rstrip("\\") for command_line in command_lines))
+            unexpanded_words = shlex.split(" ".join(command_line.rstrip("\\") for command_line in command_lines))
         except ValueError:
             raise InputError(
                 f"{name_in_errors}: {place_in_file}: a quote does not end; expected one that does"
             ) from None
-        env_items = [env_item for env_item in table.get("env") or () if isinstance(env_item, str) and "=" in env_item]
-        yield Container(place_in_file, command_words=words, env=dict(env_item.split("=", 1) for env_item in env_items))
+        env_entries = [
+            env_item for env_item in model_table.get("env") or () if isinstance(env_item, str) and "=" in env_item
+        ]
+        yield Container(
+            place_in_file, command_words=unexpanded_words, env=dict(env_item.split("=", 1) for env_item in env_entries)
+        )
 
 
 def _read_macros(macro_table: Mapping[str, Any]) -> dict[str, str]:

@@ -84,9 +84,9 @@ def servers_in_tables(
             yield from _skypilot_servers(yaml_document, server_finder, variables)
     manifest_items = [
         manifest_item
-        for document in yaml_documents
-        if isinstance(document, Mapping)
-        for manifest_item in (document["items"] if isinstance(document.get("items"), list) else [document])
+        for yaml_part in yaml_documents
+        if isinstance(yaml_part, Mapping)
+        for manifest_item in (yaml_part["items"] if isinstance(yaml_part.get("items"), list) else [yaml_part])
         if isinstance(manifest_item, Mapping)
     ]
     serving_runtimes = {
@@ -137,7 +137,7 @@ def _compose_servers(
             for field_key in (*COMMAND_KEYS, "environment", "image", "volumes")
         }
         volume_list = expanded_fields["volumes"] if isinstance(expanded_fields["volumes"], list) else []
-        devices = inner_table(service_table, "deploy", "resources", "reservations").get("devices")
+        reserved_devices = inner_table(service_table, "deploy", "resources", "reservations").get("devices")
         container = Container(
             place_in_file=place_in_file,
             command_words=tuple(
@@ -147,7 +147,7 @@ def _compose_servers(
             ),
             image=str(expanded_fields["image"] or ""),
             env=environment_variables(expanded_fields["environment"]),
-            gpu_count=_reserved_accelerator_count(devices, f"{server_finder.name_in_errors}: {place_in_file}"),
+            gpu_count=_reserved_accelerator_count(reserved_devices, f"{server_finder.name_in_errors}: {place_in_file}"),
             mounts={
                 folder: host_folder for volume in volume_list for folder, host_folder in parse_mount(volume).items()
             },
@@ -170,7 +170,10 @@ def _expand_variables(manifest_value: Any, expand_variables: Callable[[str], str
     if isinstance(manifest_value, str):
         return expand_variables(_LITERAL_DOLLAR.sub(DOLLAR_MARK, manifest_value.replace("$$", DOLLAR_MARK)))
     if isinstance(manifest_value, Mapping):
-        return {key: _expand_variables(nested_value, expand_variables) for key, nested_value in manifest_value.items()}
+        return {
+            table_key: _expand_variables(nested_value, expand_variables)
+            for table_key, nested_value in manifest_value.items()
+        }
     if isinstance(manifest_value, list):
         return [_expand_variables(nested_value, expand_variables) for nested_value in manifest_value]
     return manifest_value
@@ -221,7 +224,7 @@ def _config_map_servers(config_map: Mapping[str, Any], server_finder: ServerFind
 def _inference_service_with_runtime(
     inference_service: Mapping[str, Any], serving_runtime: Mapping[str, Any], server_finder: ServerFinder
 ) -> Iterator[StartedServer]:
-    """Yields the server of a KServe InferenceService, with the container and arguments of its runtime."""
+    """Yields a KServe InferenceService's server, with the container of its serving runtime."""
     model_table = inner_table(inference_service, "spec", "predictor", "model")
     containers = inner_table(serving_runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
@@ -250,10 +253,10 @@ def _llm_inference_service(
     yield from container_servers
     if container_servers:
         return
-    spec = inner_table(inference_service, "spec")
+    service_spec = inner_table(inference_service, "spec")
     for place_in_file, pod_table in (
-        ("LLMInferenceService", spec),
-        ("LLMInferenceService.prefill", inner_table(spec, "prefill")),
+        ("LLMInferenceService", service_spec),
+        ("LLMInferenceService.prefill", inner_table(service_spec, "prefill")),
     ):
         containers = inner_table(pod_table, "template").get("containers")
         main_table = (
@@ -262,7 +265,7 @@ def _llm_inference_service(
             else {}
         )
         if pod_table:
-            container_tables = (inference_service, spec, pod_table, main_table)
+            container_tables = (inference_service, service_spec, pod_table, main_table)
             container = Container(
                 place_in_file=place_in_file,
                 command_words=("vllm", "serve", _hub_model_name(container_tables), *_adapter_flags(container_tables)),
@@ -354,7 +357,7 @@ def _servers_of_container(
 
 
 def _short_location(key_path: str) -> str:
-    """Returns the path of keys to a server in a manifest, without the keys that are in every manifest."""
+    """Returns a server's location in a manifest, without the keys that all manifests have."""
     short_location = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", key_path)
     return re.sub(r"\.{2,}", ".", short_location).strip(".") or key_path
 

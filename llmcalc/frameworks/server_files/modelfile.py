@@ -28,11 +28,18 @@ def is_modelfile(file_text: str, file_name: str) -> bool:
         for text_line in _without_quoted_texts(file_text).split("\n")
         if text_line.strip() and not text_line.lstrip().startswith("#")
     ]
-    matches = [_INSTRUCTION.match(text_line) for text_line in instruction_lines]
+    instruction_matches = [_INSTRUCTION.match(text_line) for text_line in instruction_lines]
     has_file_name = "modelfile" in file_name.rpartition("/")[2].lower()
-    has_known_instructions = all(match is not None and match[1].lower() in INSTRUCTIONS for match in matches)
+    has_known_instructions = all(
+        instruction_match is not None and instruction_match[1].lower() in INSTRUCTIONS
+        for instruction_match in instruction_matches
+    )
     return has_known_instructions and (
-        has_file_name or any(match is not None and match[1].lower() == "parameter" for match in matches)
+        has_file_name
+        or any(
+            instruction_match is not None and instruction_match[1].lower() == "parameter"
+            for instruction_match in instruction_matches
+        )
     )
 
 

@@ -210,7 +210,7 @@ LONGEST_PREFIX = 60
 
 
 class ServerStart(NamedTuple):
-    """A command that starts a server: program, arguments, and the model in the launcher's arguments."""
+    """The start of a server in a command: the program, its arguments, and a model that the launcher states."""
 
     program: ServerProgram
     arguments: tuple[str, ...]
@@ -234,12 +234,22 @@ def server_start_of(
         server_start = _server_start_at_word(command_words, i, image)
         if server_start is not None:
             return server_start
-    launcher_matches = [launcher_match for word in command_words if (launcher_match := WORKER_LAUNCHER.fullmatch(word))]
+    launcher_matches = [
+        launcher_match for command_word in command_words if (launcher_match := WORKER_LAUNCHER.fullmatch(command_word))
+    ]
     if launcher_matches:
         server_program = program_named(launcher_matches[0][1])
-        model_words = (word.partition("=")[2] for word in command_words if re.match(r"--[a-z]+\.model\.repo_id=", word))
+        model_words = (
+            command_word.partition("=")[2]
+            for command_word in command_words
+            if re.match(r"--[a-z]+\.model\.repo_id=", command_word)
+        )
         if server_program is not None:
-            return ServerStart(server_program, tuple(match[2] for match in launcher_matches), next(model_words, ""))
+            return ServerStart(
+                server_program,
+                tuple(matched_launcher[2] for matched_launcher in launcher_matches),
+                next(model_words, ""),
+            )
     server_program = program_of_image(image)
     if (
         server_program is not None
@@ -267,7 +277,11 @@ def program_of_image(image_reference: str) -> ServerProgram | None:
     """
     image_name = re.sub(r"(?<![^/])[^/]*-project/", "", image_reference.lower().partition("@")[0])
     return next(
-        (program for program in PROGRAMS if any(part in image_name for part in program.image_names)),
+        (
+            known_program
+            for known_program in PROGRAMS
+            if any(image_name_part in image_name for image_name_part in known_program.image_names)
+        ),
         None,
     )
 
@@ -284,12 +298,12 @@ def version_of_image(image_name: str) -> str:
 
 def _server_start_at_word(command_words: Sequence[str], i: int, image: str = "") -> ServerStart | None:
     """Returns the server start whose program is word number `i` of a command; None if that word starts no server."""
-    word = command_words[i]
+    start_word = command_words[i]
     next_word = command_words[i + 1] if i + 1 < len(command_words) else ""
-    if word in ("-m", "--module") and i:
+    if start_word in ("-m", "--module") and i:
         return _server_start_of_module(next_word, tuple(command_words[i + 2 :]))
-    if word.endswith(".py"):
-        program_name = word.removesuffix(".py").replace("/", ".")
+    if start_word.endswith(".py"):
+        program_name = start_word.removesuffix(".py").replace("/", ".")
         python_module = next(
             (
                 module_program
@@ -300,18 +314,18 @@ def _server_start_at_word(command_words: Sequence[str], i: int, image: str = "")
             "",
         )
         return _server_start_of_module(python_module, tuple(command_words[i + 1 :])) if python_module else None
-    program_name = word.rpartition("/")[2].removesuffix(".exe")
+    program_name = start_word.rpartition("/")[2].removesuffix(".exe")
     for server_program in PROGRAMS:
         for command_name in sorted(server_program.commands, key=len, reverse=True):
             first_word, _, second_word = command_name.partition(" ")
             if second_word:
                 is_command, arguments_start = program_name == first_word and next_word == second_word, i + 2
             else:
-                is_command = program_name == first_word or word.endswith(f"/{first_word}")
+                is_command = program_name == first_word or start_word.endswith(f"/{first_word}")
                 arguments_start = i + 1
             if is_command:
                 return ServerStart(
-                    _fork_of_program(server_program, f"{image} {word}".lower(), command_words[arguments_start:]),
+                    _fork_of_program(server_program, f"{image} {start_word}".lower(), command_words[arguments_start:]),
                     tuple(command_words[arguments_start:]),
                 )
     return None
@@ -319,7 +333,9 @@ def _server_start_at_word(command_words: Sequence[str], i: int, image: str = "")
 
 def _server_start_of_module(python_module: str, arguments: tuple[str, ...]) -> ServerStart | None:
     """Returns the server start of a Python module; None for modules that start no server."""
-    server_program = next((program for program in PROGRAMS if python_module in program.python_modules), None)
+    server_program = next(
+        (known_program for known_program in PROGRAMS if python_module in known_program.python_modules), None
+    )
     if server_program is None:
         return None
     if arguments[:1] == ("serve",):
@@ -328,7 +344,7 @@ def _server_start_of_module(python_module: str, arguments: tuple[str, ...]) -> S
 
 
 def _fork_of_program(server_program: ServerProgram, image_and_path: str, arguments: Sequence[str]) -> ServerProgram:
-    """Returns the fork of a server program that the path or a flag indicates; otherwise the program itself.
+    """Returns the fork that an image, a path or a flag indicates; otherwise the program itself.
 
     image_and_path: container image and program path.
     """

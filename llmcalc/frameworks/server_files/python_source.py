@@ -117,7 +117,7 @@ class _Evaluator:
         return str(evaluated_value)
 
     def _embedded_text(self, evaluated_value: Any) -> str:
-        """Returns a value as text for use within a longer text, and counts its letters."""
+        """Returns a value as text inside a longer text, and counts the characters to limit the work."""
         self._count_combined_items(evaluated_value)
         return _word_of_value(evaluated_value)
 
@@ -207,7 +207,10 @@ class _Evaluator:
             return None
         keyword_values = {keyword.arg: self.evaluate(keyword.value) for keyword in call_node.keywords if keyword.arg}
         self._count_combined_items(keyword_values)
-        return {name: _with_unresolved_marks(value) for name, value in keyword_values.items()}
+        return {
+            argument_name: _with_unresolved_marks(argument_value)
+            for argument_name, argument_value in keyword_values.items()
+        }
 
     def evaluate(self, syntax_node: ast.expr, depth: int = 0) -> Any:
         """Returns the value of an expression of the syntax tree."""
@@ -222,10 +225,15 @@ class _Evaluator:
             }
         if isinstance(syntax_node, ast.List | ast.Tuple):
             return [
-                element_node for node in syntax_node.elts[:MAX_WORDS] for element_node in self._list_items(node, depth)
+                element_node
+                for element_value in syntax_node.elts[:MAX_WORDS]
+                for element_node in self._list_items(element_value, depth)
             ]
         if isinstance(syntax_node, ast.JoinedStr):
-            text_values = [node.value if isinstance(node, ast.FormattedValue) else node for node in syntax_node.values]
+            text_values = [
+                element_value.value if isinstance(element_value, ast.FormattedValue) else element_value
+                for element_value in syntax_node.values
+            ]
             return "".join(self._embedded_text(self.evaluate(text_node, depth + 1)) for text_node in text_values)
         if isinstance(syntax_node, ast.BinOp) and isinstance(syntax_node.op, ast.Add):
             return self._sum(self.evaluate(syntax_node.left, depth + 1), self.evaluate(syntax_node.right, depth + 1))
@@ -295,7 +303,7 @@ def _word_of_value(evaluated_value: Any) -> str:
 
 
 def _with_unresolved_marks(evaluated_value: Any) -> Any:
-    """Returns a value, with marks on the parts that are known only when the file runs."""
+    """Returns a value with marks in place of parts that are known only when the file runs."""
     if isinstance(evaluated_value, dict):
         return {table_key: _with_unresolved_marks(nested_value) for table_key, nested_value in evaluated_value.items()}
     if isinstance(evaluated_value, list):
@@ -345,12 +353,16 @@ def _extends_list(statement: ast.stmt) -> bool:
 
 def _direct_calls(statement: ast.stmt) -> Iterator[ast.Call]:
     """Yields the calls in a statement, without calls in nested statements."""
-    pending_nodes: list[ast.AST] = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
+    pending_nodes: list[ast.AST] = [
+        child_node for child_node in ast.iter_child_nodes(statement) if not isinstance(child_node, ast.stmt)
+    ]
     while pending_nodes:
         tree_node = pending_nodes.pop()
         if isinstance(tree_node, ast.Call):
             yield tree_node
-        pending_nodes += [node for node in ast.iter_child_nodes(tree_node) if not isinstance(node, ast.stmt)]
+        pending_nodes += [
+            child_node for child_node in ast.iter_child_nodes(tree_node) if not isinstance(child_node, ast.stmt)
+        ]
 
 
 def _inner_bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:

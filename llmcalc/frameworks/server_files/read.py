@@ -64,7 +64,7 @@ def servers_of_file(
 
 
 def _read_launch(launch_path: str | Path) -> tuple[TypedLaunch, str, Path]:
-    """Returns the name, the text and the folder of a launch file, or of a command that is typed in its place."""
+    """Returns name, text and folder of a launch file, or of a command that the user typed instead of a file."""
     typed_text = str(launch_path)
     if words_of_typed_command(typed_text):
         typed_text = posix_paths(typed_text)
@@ -142,7 +142,7 @@ def servers_of_text(
 
 
 def _without_duplicates(launched_servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
-    """Returns the servers that are not copies of earlier servers with another location or environment."""
+    """Returns the servers without copies that differ only in location or environment."""
     distinct_servers: dict[str, LaunchedServer] = {}
     for server in launched_servers:
         server_text = repr(replace(server, place_in_file="", env={}, notes=()))
@@ -218,7 +218,7 @@ def _read_env_file(launch_folder: Path | None) -> dict[str, str]:
     if env_path is None or not env_path.is_file():
         return {}
     env_assignments = (
-        line.strip().removeprefix("export ") for line in read_text(env_path, LARGEST_FILE_BYTES).split("\n")
+        text_line.strip().removeprefix("export ") for text_line in read_text(env_path, LARGEST_FILE_BYTES).split("\n")
     )
     names_and_values = (env_line.partition("=") for env_line in env_assignments if re.match(r"[A-Za-z_]\w*=", env_line))
     return {variable_name: variable_value.strip().strip("'\"") for variable_name, _, variable_value in names_and_values}
@@ -234,7 +234,11 @@ def _server_of_bare_config(config_file: Any) -> Iterator[StartedServer]:
                 if isinstance(config_table, Mapping)
                 for inner_key in config_table
             ]
-            + [f"--{key}" for key, value in config_file.items() if not isinstance(value, Mapping)]
+            + [
+                f"--{config_key}"
+                for config_key, config_value in config_file.items()
+                if not isinstance(config_value, Mapping)
+            ]
         )
         server_program = program_named(engine_name)
         if server_program is not None and server_program.config_flags:
@@ -294,10 +298,16 @@ def _read_server(
         if not flag_name.startswith("-")
     }
     environment_flags = {
-        field_name: container.env[name] for name, field_name in flag_fields.items() if name in container.env
+        field_name: container.env[variable_name]
+        for variable_name, field_name in flag_fields.items()
+        if variable_name in container.env
     }
     all_fields = {flag.field_name for flag in serving_engine.known_flags()}
-    parallel_sizes = {name: size for name, size in container.parallel_sizes.items() if name in all_fields}
+    parallel_sizes = {
+        variable_name: parallel_size
+        for variable_name, parallel_size in container.parallel_sizes.items()
+        if variable_name in all_fields
+    }
     model_name = server_start.model_name or arguments.model or container.model_name
     if container.model_name and not re.fullmatch(r"[\w.-]+/[\w.-]+", model_name):
         model_name = container.model_name
@@ -309,7 +319,11 @@ def _read_server(
         version=started_server.version,
         model_name=f"${printable_word(model_name).lstrip('$')}" if is_unresolved(model_name) else model_name,
         flag_values={**parallel_sizes, **environment_flags, **arguments.values},
-        env={name: value[:200] for name, value in container.env.items() if not SECRET_NAMES.search(name)},
+        env={
+            variable_name: variable_value[:200]
+            for variable_name, variable_value in container.env.items()
+            if not SECRET_NAMES.search(variable_name)
+        },
         hardware=accelerator_of_label(container.gpu_name) if container.gpu_name else "",
         gpu_name=one_line(container.gpu_name)[:80],
         gpu_count=container.gpu_count,
@@ -319,14 +333,16 @@ def _read_server(
     )
 
 
-def _flags_of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
+def _flags_of_variables(server_program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
     """Yields the flags equivalent to environment variables: `--ctx-size` for `LLAMA_ARG_CTX_SIZE=4096`."""
-    if not program.variable_prefix or not any(name.startswith(program.variable_prefix) for name in env):
+    if not server_program.variable_prefix or not any(
+        env_name.startswith(server_program.variable_prefix) for env_name in env
+    ):
         return
-    flags_by_name = flags_by_spelling(reversed(flags_of_program(program, engine(program.engine))))
+    flags_by_name = flags_by_spelling(reversed(flags_of_program(server_program, engine(server_program.engine))))
     for variable_name, variable_value in env.items():
-        if variable_name.startswith(program.variable_prefix):
-            flag_words = variable_name.removeprefix(program.variable_prefix).lower().replace("_", "-")
+        if variable_name.startswith(server_program.variable_prefix):
+            flag_words = variable_name.removeprefix(server_program.variable_prefix).lower().replace("_", "-")
             spelling = f"--{FLAG_OF_VARIABLE.get(flag_words, flag_words)}"
             matched_flag = find_flag(flags_by_name, spelling)
             is_switch = matched_flag is None or matched_flag.flag.value_kind == "switch"

@@ -73,13 +73,13 @@ class ServerFinder:
         daemon_environment = {
             variable_name: variable_value
             for command_line in shell_script.commands
-            if any(_is_command(command_line.words, program.daemon_command) for program in PROGRAMS)
+            if any(_is_command(command_line.words, server_program.daemon_command) for server_program in PROGRAMS)
             for variable_name, variable_value in _known_variables(command_line.env).items()
         }
         started_engines: set[str] = set()
         daemon_servers: list[StartedServer] = []
         for command_line in shell_script.commands:
-            command_words = [word for word in command_line.words if word not in ("&", "&&", "|", ";")]
+            command_words = [shell_word for shell_word in command_line.words if shell_word not in ("&", "&&", "|", ";")]
             if not command_words or command_words[0] in NON_PROGRAM_COMMANDS:
                 continue
             line_location = outer_container.place_in_file if outer_container.image else f"line {command_line.line}"
@@ -153,42 +153,48 @@ def _is_command(command_words: Sequence[str], command_name: str) -> bool:
     """Whether a command contains the two words of `command_name`; the program's name may follow a folder."""
     first_word, _, second_word = command_name.partition(" ")
     return bool(command_name) and any(
-        word.rpartition("/")[2] == first_word and next_word == second_word
-        for word, next_word in pairwise(command_words)
+        command_word.rpartition("/")[2] == first_word and next_word == second_word
+        for command_word, next_word in pairwise(command_words)
     )
 
 
 def _servers_of_daemon(command_words: Sequence[str], container: Container) -> Iterator[StartedServer]:
-    """Yields the server that a daemon's command starts, or the server of a model that the command downloads into it."""
-    for program in PROGRAMS:
-        if _is_command(command_words, program.daemon_command):
-            yield StartedServer(ServerStart(program, ()), container)
-        elif _is_command(command_words, program.download_command):
-            download_end = command_words.index(program.download_command.partition(" ")[2]) + 1
-            yield StartedServer(ServerStart(program, tuple(command_words[download_end:])), container)
+    """Yields the server of a daemon's command, or of a model that the command downloads."""
+    for server_program in PROGRAMS:
+        if _is_command(command_words, server_program.daemon_command):
+            yield StartedServer(ServerStart(server_program, ()), container)
+        elif _is_command(command_words, server_program.download_command):
+            download_end = command_words.index(server_program.download_command.partition(" ")[2]) + 1
+            yield StartedServer(ServerStart(server_program, tuple(command_words[download_end:])), container)
 
 
 def _daemon_servers_without_start(
     daemon_servers: Sequence[StartedServer], started_engines: Collection[str]
 ) -> Iterator[StartedServer]:
-    """Yields the servers of daemons whose engine no other command starts: those with a downloaded model, else one."""
+    """Yields servers of daemons whose engine no other command starts: those with a model, else the first."""
     daemon_servers = [server for server in daemon_servers if server.server_start.program.engine not in started_engines]
     yield from [server for server in daemon_servers if server.server_start.arguments] or daemon_servers[:1]
 
 
 def _known_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment variables whose values are known without running the file."""
-    return {variable_name: value for variable_name, value in env.items() if not is_unresolved(value)}
+    return {
+        variable_name: variable_value
+        for variable_name, variable_value in env.items()
+        if not is_unresolved(variable_value)
+    }
 
 
-def _modelfile_servers(script: ShellScript, name_in_errors: str, outer_container: Container) -> Iterator[StartedServer]:
+def _modelfile_servers(
+    shell_script: ShellScript, name_in_errors: str, outer_container: Container
+) -> Iterator[StartedServer]:
     """Yields the servers of the Modelfiles that a script writes."""
-    for file_name, file_text in script.written_files.items():
+    for file_name, file_text in shell_script.written_files.items():
         if is_modelfile(file_text, file_name):
             yield server_in_modelfile(
                 file_text,
                 f"{name_in_errors}: {file_name}",
-                replace(outer_container, env={**outer_container.env, **script.env()}),
+                replace(outer_container, env={**outer_container.env, **shell_script.env()}),
             )
 
 
@@ -204,8 +210,10 @@ def _quoted_script(command_words: Sequence[str]) -> tuple[str, Sequence[str]]:
                 ),
                 None,
             )
-            flags = command_words[i + 1 : script_word_index]
-            if script_word_index is not None and any(re.fullmatch(r"-[a-z]*c", shell_flag) for shell_flag in flags):
+            shell_flags = command_words[i + 1 : script_word_index]
+            if script_word_index is not None and any(
+                re.fullmatch(r"-[a-z]*c", shell_flag) for shell_flag in shell_flags
+            ):
                 return command_words[script_word_index], command_words[script_word_index + 2 :]
             return "", ()
         if i > 6:

@@ -41,7 +41,7 @@ class Container:
     mounts: Mapping[str, str] = field(default_factory=dict)
 
     def host_path(self, container_path: str) -> str:
-        """Returns the host path of a path in the container, `/data/Qwen3-8B` for `/model`; else the path unchanged."""
+        """Returns the host's path for a path in a mounted folder of the container; other paths unchanged."""
         for container_folder, host_folder in self.mounts.items():
             if container_path == container_folder or container_path.startswith(f"{container_folder}/"):
                 return host_folder + container_path[len(container_folder) :]
@@ -50,7 +50,7 @@ class Container:
 
 @dataclass(frozen=True)
 class StartedServer:
-    """A server that a command starts, before its flags are read, with the container or shell of the command.
+    """A server that a command of a launch file starts, with the command's container, before its flags are read.
 
     text_by_written_file: texts that its script writes to files, by the files' names.
     version: the engine's version, where the script installs it or names an image; else empty.
@@ -121,7 +121,9 @@ class LaunchedServer:
             "program": program_name,
             "version": engine_version,
             "model": self.model_name or None,
-            "filled_in": {name: json_value_of(default_value) for name, default_value in default_flags.items()},
+            "filled_in": {
+                flag_field: json_value_of(default_value) for flag_field, default_value in default_flags.items()
+            },
             "overridden": {flag_name: override.json_data() for flag_name, override in self.option_overrides.items()},
             "env": dict(self.env),
             "gpu": self.gpu_name or None,

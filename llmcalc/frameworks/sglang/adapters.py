@@ -42,7 +42,9 @@ def adapted_matrices(flags: Mapping[str, Any]) -> frozenset[str]:
             "--lora-target-modules all and --max-lora-rank 16, or those of the adapters"
         )
     target_words = str(target_names).translate(SEPARATORS).split()
-    unknown_targets = [word for word in target_words if word not in MATRICES_BY_TARGET and word != "all"]
+    unknown_targets = [
+        target_word for target_word in target_words if target_word not in MATRICES_BY_TARGET and target_word != "all"
+    ]
     if unknown_targets or not target_words:
         wrong_target = short_repr(unknown_targets[0] if unknown_targets else "")
         raise InputError(

@@ -30,7 +30,7 @@ class AttentionRank(EngineRank):
 
     @cached_property
     def network(self) -> EngineRank:
-        """The rank with the layout of its feed-forward networks."""
+        """The same rank in the layout of the feed-forward networks."""
         return EngineRank(
             self.preset,
             self.network_layout,

@@ -308,7 +308,7 @@ class SGLangServer(EngineServer):
 
     @property
     def draft_reserve_gib(self) -> float:
-        """The GiB outside of the budget that are reserved for a draft model and its KV cache."""
+        """The GiB reserved for a draft model and its KV cache, in addition to the memory fraction."""
         draft_algorithm, memory_fraction_rule = self.flags.get("speculative_algorithm"), self.rules.fraction
         if (
             draft_algorithm is None
@@ -347,7 +347,7 @@ class SGLangServer(EngineServer):
 
     @property
     def nvidia_smi_gib(self) -> float:
-        """The device's memory in GiB as nvidia-smi shows it."""
+        """The device's total memory in GiB, as nvidia-smi shows it."""
         return (self.hardware.usable_memory_bytes or self.hardware.memory_bytes) / GIB
 
     @property
@@ -395,12 +395,12 @@ class SGLangServer(EngineServer):
         ):
             decode_graph_mib = min(decode_graph_mib, int(max_running_requests))
         decode_graph_mib = max(self.flags.get("cuda_graph_bs") or [decode_graph_mib])
-        tokens = chunk_tokens
+        token_count = chunk_tokens
         if version_rules.reserves_used_graphs and self.flags.get("disaggregation_mode") == "decode":
-            tokens = (max_running_requests or decode_graph_mib) * max(1, self.speculation.verified_tokens)
+            token_count = (max_running_requests or decode_graph_mib) * max(1, self.speculation.verified_tokens)
         reserved_gib = (
             512
-            + 1.5 * max(tokens, 2048)
+            + 1.5 * max(token_count, 2048)
             + 1024 * rank_count / 8
             + decode_graphs_mib(version_rules, self.flags, decode_graph_mib)
         ) / 1024
@@ -428,7 +428,7 @@ class SGLangServer(EngineServer):
         )
 
     def loads_draft_modules(self, stage_number: int) -> bool:
-        """Whether a stage has drafting modules, whose memory reduces the KV cache."""
+        """Whether a pipeline stage has modules that draft tokens, and so less memory for the KV cache."""
         return self.speculation.uses_mtp and stage_number == self.pp - 1
 
     @cached_property
@@ -543,7 +543,8 @@ class SGLangServer(EngineServer):
         }
         table_bytes = int(model.vocab_size) * int(model.hidden_size) * self.element_bytes
         return sum(
-            table_bytes // ranks_of_table[name] for name in draft_vocabulary_tables(self.speculation, self.preset)
+            table_bytes // ranks_of_table[table_name]
+            for table_name in draft_vocabulary_tables(self.speculation, self.preset)
         )
 
     @property
@@ -577,7 +578,7 @@ class SGLangServer(EngineServer):
 
     @property
     def token_pool_ratios(self) -> tuple[float, float]:
-        """Ratios of pool sizes: recurrent states to KV cache, and window layers' tokens to full layers' tokens."""
+        """The ratios of recurrent states to KV cache, and of window layers' tokens to full layers' tokens."""
         default_ratios = self.engine_record.ratios
         return (
             float(self.flags.get("mamba_full_memory_ratio", default_ratios.states)),
@@ -586,7 +587,7 @@ class SGLangServer(EngineServer):
 
     @property
     def multimodal_bytes(self) -> int:
-        """The bytes of the cache for encoder outputs, subtracted from the KV cache's memory."""
+        """The bytes of the cache for encoder outputs, which reduces the KV cache."""
         if not self.rules.multimodal_mib or not self.has_encoder:
             return 0
         has_feature_pool = self.flags.get("mm_feature_transport", "cpu") != "cpu"
@@ -601,7 +602,7 @@ class SGLangServer(EngineServer):
 
     @property
     def concurrency_limits(self) -> ConcurrencyLimits:
-        """The limits on a rank's concurrent requests; with data-parallel attention, of its fraction of the requests."""
+        """The limits on concurrent requests of a rank; of attention replicas each has an equal share."""
         replica_count, request_limit = self.dp if self.has_divided_attention else 1, self.max_running_requests
         return ConcurrencyLimits(
             None if request_limit is None else max(1, request_limit // replica_count),
@@ -683,9 +684,9 @@ def _has_unequal_value_width(preset: Preset) -> bool:
 
 def memory(server: SGLangServer) -> EngineMemory:
     """Returns the memory of SGLang on its devices. Raises `InputError` for flags that contradict the model."""
-    version_rules, memory_fraction, flags = server.rules, server.cache_fraction, server.flags
+    version_rules, memory_fraction, flag_values = server.rules, server.cache_fraction, server.flags
     budget_bytes = int(server.free_bytes_before_loading * memory_fraction)
-    page_tokens = int(flags.get("page_size", 1))
+    page_tokens = int(flag_values.get("page_size", 1))
     stage_memories = []
     for stage_number in range(server.pp):
         engine_rank = server.rank_of_stage(stage_number)
@@ -702,7 +703,7 @@ def memory(server: SGLangServer) -> EngineMemory:
     cache_tokens, cache_bytes, weight_bytes, engine_rank, slot_pool = min(
         stage_memories, key=lambda stage_memory: stage_memory[0]
     )
-    cache_tokens = min(cache_tokens, int(flags.get("max_total_tokens", 10**15))) // page_tokens * page_tokens
+    cache_tokens = min(cache_tokens, int(flag_values.get("max_total_tokens", 10**15))) // page_tokens * page_tokens
     memory_terms = (
         MemoryTerm(
             "budget",

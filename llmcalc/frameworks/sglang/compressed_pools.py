@@ -76,7 +76,11 @@ def _cache_sizes(engine_rank: EngineRank) -> CacheSizes:
         short_entry_layers=sum(
             layer_count for mixer, layer_count in mixers_and_layers if mixer.compress_rate == SHORT_ENTRY_TOKENS
         ),
-        long_entry_layers=sum(count for mixer, count in mixers_and_layers if mixer.compress_rate == LONG_ENTRY_TOKENS),
+        long_entry_layers=sum(
+            mixer_layer_count
+            for mixer, mixer_layer_count in mixers_and_layers
+            if mixer.compress_rate == LONG_ENTRY_TOKENS
+        ),
         key_width=int(first_mixer.head_dim),
         key_bytes=compressed_key_bytes(first_mixer),
         index_width=int(index_widths[0]) if index_widths else 0,

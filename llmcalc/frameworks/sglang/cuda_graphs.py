@@ -48,7 +48,7 @@ def _has_decode_graphs(flags: Mapping[str, Any]) -> bool:
 def exchange_buffers_mib(
     version_rules: SGLangRules, flags: Mapping[str, Any], exchange_library: str, has_prompt_graphs: bool
 ) -> tuple[int, int]:
-    """Returns two MiB figures of DeepEP's buffers: within the minimum reserve of large devices, and on top of it.
+    """Returns DeepEP's buffers in MiB as two numbers: inside the least reserve of large devices, and beyond it.
 
     exchange_library: the library that sends tokens to experts.
     """

@@ -191,15 +191,16 @@ def graph_config_flags(graph_config: Mapping[str, Any]) -> dict[str, Any]:
     for phase, settings in graph_config.items():
         if settings is None and phase in phases:
             continue
-        for key, setting_value in (settings if isinstance(settings, Mapping) else {"": settings}).items():
-            flag_name = GRAPH_SETTINGS.get((phase, key))
+        for setting_key, setting_value in (settings if isinstance(settings, Mapping) else {"": settings}).items():
+            flag_name = GRAPH_SETTINGS.get((phase, setting_key))
             if flag_name is not None and setting_value is not None:
                 graph_flag = flags_by_name[flag_name]
-                typed_flag = graph_flag._replace(names=(f"{GRAPH_CONFIG}: {phase}.{key}",))
+                typed_flag = graph_flag._replace(names=(f"{GRAPH_CONFIG}: {phase}.{setting_key}",))
                 flag_values[graph_flag.field_name] = typed_flag.read_value(setting_value)
-            elif flag_name is None and (phase, key) not in NEUTRAL_GRAPH_SETTINGS:
+            elif flag_name is None and (phase, setting_key) not in NEUTRAL_GRAPH_SETTINGS:
                 raise InputError(
-                    f"{GRAPH_CONFIG}: {short_repr('.'.join(filter(None, (str(phase), str(key)))))} is not modelled; "
+                    f"{GRAPH_CONFIG}: {short_repr('.'.join(filter(None, (str(phase), str(setting_key)))))} "
+                    "is not modelled; "
                     f"expected {', '.join('.'.join(setting_path) for setting_path in GRAPH_SETTINGS)}"
                 )
     return flag_values

@@ -40,7 +40,9 @@ def host_expert_share(engine_rank: EngineRank, flags: Mapping[str, Any]) -> Frac
     expert_layers = list(_expert_layers(engine_rank))
     if not expert_layers:
         raise InputError("--kt-weight-path: the model has no experts; remove the flag")
-    total_expert_count = sum(experts_per_layer * count for experts_per_layer, count in expert_layers)
+    total_expert_count = sum(
+        experts_per_layer * expert_layer_count for experts_per_layer, expert_layer_count in expert_layers
+    )
     if GPU_EXPERT_SHARE_FLAG in flags:
         return 1 - Fraction(int(total_expert_count * flags[GPU_EXPERT_SHARE_FLAG]), total_expert_count)
     device_expert_count = int(flags.get(GPU_EXPERTS_FLAG, 0))
@@ -51,7 +53,7 @@ def host_expert_share(engine_rank: EngineRank, flags: Mapping[str, Any]) -> Frac
 
 
 def _expert_layers(engine_rank: EngineRank) -> Iterator[tuple[int, int]]:
-    """Yields (experts per layer, number of layers) for each group of equal layers."""
+    """Yields (experts per layer, number of layers) for each run of layers with equal numbers of experts."""
     for tree_node in engine_rank.model.tree().walk():
         node_op = tree_node.node.op
         if isinstance(node_op, ExpertLinear) and not tree_node.optional_part and tree_node.node.name == "down_proj":

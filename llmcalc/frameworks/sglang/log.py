@@ -52,7 +52,9 @@ _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 def read_log(log_text: LogText) -> ParsedLog | None:
     """Returns the memory sizes that SGLang printed in a log; None for a log without memory sizes."""
     logged_ranks = [
-        int(flag_match[1]) for line in log_text.lines_with(*RANK_HINTS) if (flag_match := _RANK.search(line[:120]))
+        int(flag_match[1])
+        for rank_line in log_text.lines_with(*RANK_HINTS)
+        if (flag_match := _RANK.search(rank_line[:120]))
     ]
     first_rank = min(logged_ranks, default=0)
     log_values = LogValues(log_text, PATTERNS, lambda log_line: _is_of_another_rank(log_line, first_rank))
@@ -90,7 +92,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
 
 
 def _flags_and_ranks_note(log_text: LogText) -> tuple[dict[str, Any], str]:
-    """Returns the parallel sizes in process names, such as `[2025-10-07 23:17:19 DP1 TP3]`, and a note on the sizes.
+    """Returns parallel sizes read from process names in a log (`DP1 TP3`), and a note on these sizes.
 
     With replicas of attention each rank of tensor parallelism is in one replica; replicas of the model have all ranks.
     """
@@ -120,7 +122,7 @@ def _is_of_another_rank(log_line: str, first_rank: int) -> bool:
 
 
 class ModelLoad(NamedTuple):
-    """The loading of a model, and of the drafts that are loaded before the KV cache is sized.
+    """A loading of weights in a log: free bytes before, weight bytes, and remaining bytes.
 
     free_bytes: free bytes before loading. weight_bytes: bytes that loading took. remaining_bytes: free bytes after it.
     """

@@ -69,12 +69,12 @@ def speculation_of(
     draft_algorithm = flags.get("speculative_algorithm")
     if draft_algorithm is None:
         return NO_DRAFTS
-    tokens = _verified_tokens(flags, str(draft_algorithm), architectures)
+    verified_tokens = _verified_tokens(flags, str(draft_algorithm), architectures)
     drafts_a_block = draft_algorithm in BLOCK_ALGORITHMS
     if drafts_a_block:
         _check_block_draft(flags, str(draft_algorithm), is_counted)
     if draft_algorithm in ALGORITHMS_WITHOUT_WEIGHTS or not is_counted:
-        return Speculation(tokens)
+        return Speculation(verified_tokens)
     draft_path = flags.get("speculative_draft_model_path")
     if drafts_a_block and draft_path is None:
         raise InputError(
@@ -87,7 +87,7 @@ def speculation_of(
                 f"--speculative-algorithm {draft_algorithm}: llmcalc counts no modules of multi-token prediction of "
                 f"this model; expected {DRAFT_MODEL_FLAG} too, or the run without the flag"
             )
-        return Speculation(tokens, uses_mtp=True)
+        return Speculation(verified_tokens, uses_mtp=True)
     draft_model = read_draft_model(draft_path, f"{DRAFT_MODEL_FLAG}:", "a folder or a hub id")
     states_reader = target_state_reader(draft_model.model)
     if draft_algorithm != "standalone" and states_reader is None:
@@ -97,7 +97,7 @@ def speculation_of(
                 "--speculative-algorithm "
                 "standalone"
             )
-        return Speculation(tokens, uses_mtp=True)  # the path of the target itself, whose modules draft
+        return Speculation(verified_tokens, uses_mtp=True)  # the path of the target itself, whose modules draft
     if states_reader is not None and drafts_a_block is not (states_reader.start == "embedding"):
         expected_algorithm = "eagle3" if drafts_a_block else " or ".join(BLOCK_ALGORITHMS)
         raise InputError(
@@ -107,8 +107,8 @@ def speculation_of(
     check_draft(preset.model, draft_model.model, preset.name, f"{DRAFT_MODEL_FLAG}: {draft_model.name}")
     if drafts_a_block and not _has_stated_verified_tokens(flags, str(draft_algorithm)):
         block_tokens = _block_size(draft_model)
-        tokens = tokens if block_tokens is None else block_tokens + BONUS_TOKENS[str(draft_algorithm)]
-    return Speculation(tokens, draft_model=draft_model, drafts_blocks=drafts_a_block)
+        verified_tokens = verified_tokens if block_tokens is None else block_tokens + BONUS_TOKENS[str(draft_algorithm)]
+    return Speculation(verified_tokens, draft_model=draft_model, drafts_blocks=drafts_a_block)
 
 
 def _check_block_draft(flags: Mapping[str, Any], draft_algorithm: str, is_counted: bool) -> None:

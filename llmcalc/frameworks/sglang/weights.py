@@ -24,18 +24,20 @@ def loaded_scale_bytes(engine_rank: EngineRank) -> int:
         return 0
     included_parts = included_part_names(engine_rank.includes_mtp, with_towers=False)
     expert_elements = sum(
-        int(tensor.size) * int(position.copies)
-        for position in engine_rank.model.tree().walk()
-        if isinstance(position.node.op, ExpertLinear)
-        and (not position.optional_part or position.optional_part in included_parts)
-        for tensor in position.node.op.tensors()
+        int(tensor.size) * int(node_position.copies)
+        for node_position in engine_rank.model.tree().walk()
+        if isinstance(node_position.node.op, ExpertLinear)
+        and (not node_position.optional_part or node_position.optional_part in included_parts)
+        for tensor in node_position.node.op.tensors()
     )
     return expert_elements // MXFP4_GROUP * LOADED_SCALE_BYTES
 
 
 def unused_segment_bytes(engine_rank: EngineRank) -> int:
-    """Returns the unused bytes in the allocator's segments of weights; 0 if ranks split blocks with a shared scale."""
-    return sum(remainder_bytes * count for remainder_bytes, count in segment_remainders(engine_rank).items())
+    """Returns the unused bytes in allocator segments of weights; 0 if ranks divide blocks with one scale."""
+    return sum(
+        remainder_bytes * segment_count for remainder_bytes, segment_count in segment_remainders(engine_rank).items()
+    )
 
 
 def copied_projection_bytes(engine_rank: EngineRank, element_bytes: int, is_nvidia: bool) -> int:

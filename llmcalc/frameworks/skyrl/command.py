@@ -148,7 +148,8 @@ def starts_program(command_line: CommandLine) -> bool:
         command_line.program in (RL_TRAINER, SFT_TRAINER)
         or (command_line.program.startswith("skyrl.") and not trains(command_line))
         or any(
-            word.lstrip("+").startswith((f"{POLICY_PREFIX}.", f"{PLACEMENT_PREFIX}.")) for word in command_line.words
+            command_word.lstrip("+").startswith((f"{POLICY_PREFIX}.", f"{PLACEMENT_PREFIX}."))
+            for command_word in command_line.words
         )
         or _is_fine_tuning(command_line)
     )
@@ -161,48 +162,60 @@ def trains(command_line: CommandLine) -> bool:
 
 def _is_fine_tuning(command_line: CommandLine) -> bool:
     """Whether a command starts SkyRL's supervised fine-tuning, or another program with its overrides."""
-    keys = {word.partition("=")[0] for word in command_line.words}
+    override_keys = {command_word.partition("=")[0] for command_word in command_line.words}
     return command_line.program == SFT_TRAINER or (
-        command_line.program != RL_TRAINER and {"strategy", "model.path", "micro_train_batch_size_per_gpu"} <= keys
+        command_line.program != RL_TRAINER
+        and {"strategy", "model.path", "micro_train_batch_size_per_gpu"} <= override_keys
     )
 
 
 def _overrides_of_fine_tuning(overrides: Table) -> dict[str, Any]:
     """Returns the overrides of supervised fine-tuning under the keys of reinforcement learning."""
     return SFT_DEFAULTS | {
-        f"{POLICY_PREFIX}.{key}" if key.startswith(SFT_TABLES) else SFT_KEYS.get(key, key): value
-        for key, value in overrides.items()
+        f"{POLICY_PREFIX}.{override_key}"
+        if override_key.startswith(SFT_TABLES)
+        else SFT_KEYS.get(override_key, override_key): override_value
+        for override_key, override_value in overrides.items()
     }
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command of SkyRL. Raises `InputError`, which names file and key."""
     with launch_reader(source_file) as reader:
-        program, is_sft = command_line.program, _is_fine_tuning(command_line)
+        program_name, is_sft = command_line.program, _is_fine_tuning(command_line)
         if not trains(command_line):
             raise reader.argument_error(
-                f"line {command_line.line}: {program}",
+                f"line {command_line.line}: {program_name}",
                 f"generates, evaluates or serves; expected a training by {RL_TRAINER} or {SFT_TRAINER}",
             )
-        if program not in (RL_TRAINER, SFT_TRAINER):
-            reader.notes.append(f"{program}: its update is counted as that of {SFT_TRAINER if is_sft else RL_TRAINER}")
+        if program_name not in (RL_TRAINER, SFT_TRAINER):
+            reader.notes.append(
+                f"{program_name}: its update is counted as that of {SFT_TRAINER if is_sft else RL_TRAINER}"
+            )
         overrides = hydra_overrides_of(command_line.words)
         if is_sft:
             overrides = _overrides_of_fine_tuning(overrides)
-        for key, value in overrides.items():
-            is_replaced = key in DEVICE_COUNT_KEYS and reader.source.typed_device_count is not None
-            if is_unresolved(value) and key != MODEL_KEY and key in KNOWN_KEYS and not is_replaced:
-                raise reader.argument_error(key, unresolved_reason(value))
-        config = {key: parsed_argument_value(value) for key, value in overrides.items()}
+        for override_key, override_value in overrides.items():
+            is_replaced = override_key in DEVICE_COUNT_KEYS and reader.source.typed_device_count is not None
+            if (
+                is_unresolved(override_value)
+                and override_key != MODEL_KEY
+                and override_key in KNOWN_KEYS
+                and not is_replaced
+            ):
+                raise reader.argument_error(override_key, unresolved_reason(override_value))
+        config = {
+            override_key: parsed_argument_value(override_value) for override_key, override_value in overrides.items()
+        }
         reader.refuse_other_values(config, MODELLED_VALUES)
-        for key, value in config.items():
-            if key in KNOWN_KEYS or key in MODELLED_VALUES:
+        for override_key, override_value in config.items():
+            if override_key in KNOWN_KEYS or override_key in MODELLED_VALUES:
                 continue
-            is_policy_key = key.startswith(f"{POLICY_PREFIX}.")
-            if not is_policy_key or KEYS_WITHOUT_MEMORY.fullmatch(key) is not None:
-                reader.ignored_arguments.append(key)
-            elif value not in (None, False):
-                reader.refuse(key[:100], f"{short_repr(value)[:40]} is not modelled")
+            is_policy_key = override_key.startswith(f"{POLICY_PREFIX}.")
+            if not is_policy_key or KEYS_WITHOUT_MEMORY.fullmatch(override_key) is not None:
+                reader.ignored_arguments.append(override_key)
+            elif override_value not in (None, False):
+                reader.refuse(override_key[:100], f"{short_repr(override_value)[:40]} is not modelled")
         is_megatron = reader.choice(config, "trainer.strategy", ("fsdp", "fsdp2", "megatron"), "fsdp") == "megatron"
         world_size = reader.device_count_of_nodes(
             config,
@@ -234,8 +247,10 @@ def _sequence_tokens(reader: LaunchReader, config: Table) -> int:
 
     That is the longest input of a turn and the answer to it, or the length of a whole sequence where neither is stated.
     """
-    if not any(config.get(key) is not None for key in RL_TOKENS_KEYS):
-        longest_key = next((key for key in LONGEST_RL_TOKENS_KEYS if config.get(key) is not None), None)
+    if not any(config.get(length_key) is not None for length_key in RL_TOKENS_KEYS):
+        longest_key = next(
+            (length_key for length_key in LONGEST_RL_TOKENS_KEYS if config.get(length_key) is not None), None
+        )
         if longest_key is not None:
             length_note = f"{longest_key}: the longest sequence, without lengths of a prompt and of an answer"
             if length_note not in reader.notes:
@@ -252,18 +267,22 @@ def _batch_settings(reader: LaunchReader, config: Table, replica_count: int, *, 
     replica_count: ranks with sequences of their own. is_sft: whether the run is supervised fine-tuning, whose
     micro-batches have a number of tokens with sequence packing alone (sft_config.py, `resolved_bin_capacity`).
     """
-    batch = reader.integer(config, "trainer.micro_train_batch_size_per_gpu", 1)
-    samples = reader.integer(config, "trainer.policy_mini_batch_size", 256)
-    samples *= reader.integer(config, "generator.n_samples_per_prompt", 5)
-    tokens = (_fine_tuning_tokens if is_sft else _sequence_tokens)(reader, config)
-    micro_batches = max(1, samples // (batch * replica_count))
+    micro_batch_size = reader.integer(config, "trainer.micro_train_batch_size_per_gpu", 1)
+    sample_count = reader.integer(config, "trainer.policy_mini_batch_size", 256)
+    sample_count *= reader.integer(config, "generator.n_samples_per_prompt", 5)
+    sequence_tokens = (_fine_tuning_tokens if is_sft else _sequence_tokens)(reader, config)
+    micro_batch_count = max(1, sample_count // (micro_batch_size * replica_count))
     packs_sequences = is_sft and reader.flag(config, "trainer.use_sequence_packing")
     if config.get(MAX_TOKENS_KEY) in (None, -1) or (is_sft and not packs_sequences):
         reader.counts_longest_samples = not packs_sequences
-        return {"batch": 1 if packs_sequences else batch, "seq": tokens, "num_microbatches": micro_batches}
-    most_tokens = reader.integer(config, MAX_TOKENS_KEY, 1)
+        return {
+            "batch": 1 if packs_sequences else micro_batch_size,
+            "seq": sequence_tokens,
+            "num_microbatches": micro_batch_count,
+        }
+    token_limit = reader.integer(config, MAX_TOKENS_KEY, 1)
     reader.notes.append(f"{MAX_TOKENS_KEY}: micro-batches of that many tokens, counted as one sequence")
-    return {"batch": 1, "seq": max(most_tokens, tokens), "num_microbatches": min(micro_batches, 2)}
+    return {"batch": 1, "seq": max(token_limit, sequence_tokens), "num_microbatches": min(micro_batch_count, 2)}
 
 
 def _fsdp_launch_settings(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
@@ -293,15 +312,15 @@ def _fsdp_launch_settings(reader: LaunchReader, config: Table, world_size: int, 
     }
     if reader.flag(config, "trainer.gradient_checkpointing", True):
         settings["recompute"] = "full"
-    rank = config.get(f"{LORA_PREFIX}.rank")
-    if rank not in (None, 0):
+    lora_rank = config.get(f"{LORA_PREFIX}.rank")
+    if lora_rank not in (None, 0):
         targets_argument = (
             f"{LORA_PREFIX}.target_modules",
             reader.value(config, f"{LORA_PREFIX}.target_modules", "all-linear"),
         )
         settings |= lora_settings(
             reader,
-            rank=(f"{LORA_PREFIX}.rank", rank),
+            rank=(f"{LORA_PREFIX}.rank", lora_rank),
             targets_argument=targets_argument,
             dropout_value=config.get(f"{LORA_PREFIX}.dropout"),
         )
@@ -323,12 +342,12 @@ def _fsdp_launch_settings(reader: LaunchReader, config: Table, world_size: int, 
 def _megatron_launch_settings(reader: LaunchReader, config: Table, world_size: int, *, is_sft: bool) -> LaunchSettings:
     """Returns the policy's run under Megatron-Core by Megatron-Bridge, which recomputes every layer by default."""
     tp, pp, cp, ep = (
-        reader.integer(config, f"{MEGATRON_PREFIX}.{name}_parallel_size", 1)
-        for name in ("tensor_model", "pipeline_model", "context", "expert_model")
+        reader.integer(config, f"{MEGATRON_PREFIX}.{size_name}_parallel_size", 1)
+        for size_name in ("tensor_model", "pipeline_model", "context", "expert_model")
     )
     batch_settings = _batch_settings(reader, config, max(1, world_size // (tp * pp * cp)), is_sft=is_sft)
-    granularity = reader.value(config, f"{TRANSFORMER_PREFIX}recompute_granularity", "full")
-    is_whole = granularity == "full"
+    recompute_granularity = reader.value(config, f"{TRANSFORMER_PREFIX}recompute_granularity", "full")
+    recomputes_whole_layers = recompute_granularity == "full"
     recomputes = reader.flag(config, "trainer.gradient_checkpointing", True)
     megatron_run = MegatronRunSettings(
         tp=tp,
@@ -341,9 +360,13 @@ def _megatron_launch_settings(reader: LaunchReader, config: Table, world_size: i
         batch=batch_settings["batch"],
         seq=batch_settings["seq"],
         num_microbatches=batch_settings["num_microbatches"],
-        recompute_granularity=granularity if recomputes else None,
-        recompute_method=config.get(f"{TRANSFORMER_PREFIX}recompute_method", "uniform") if is_whole else None,
-        recompute_num_layers=config.get(f"{TRANSFORMER_PREFIX}recompute_num_layers", 1) if is_whole else None,
+        recompute_granularity=recompute_granularity if recomputes else None,
+        recompute_method=config.get(f"{TRANSFORMER_PREFIX}recompute_method", "uniform")
+        if recomputes_whole_layers
+        else None,
+        recompute_num_layers=config.get(f"{TRANSFORMER_PREFIX}recompute_num_layers", 1)
+        if recomputes_whole_layers
+        else None,
         recompute_modules=config.get(f"{TRANSFORMER_PREFIX}recompute_modules", ["core_attn"]),
         dispatcher=config.get(f"{MEGATRON_PREFIX}.moe_token_dispatcher_type"),
         fuses_activation=BRIDGE_FUSED_MODEL_TYPES,
@@ -352,13 +375,13 @@ def _megatron_launch_settings(reader: LaunchReader, config: Table, world_size: i
     settings = host_optimizer_settings(reader, config, OPTIMIZER_PREFIX)
     if reader.flag(config, f"{OPTIMIZER_PREFIX}use_precision_aware_optimizer"):
         settings["precision_aware_optimizer"] = True
-    rank = config.get(f"{LORA_PREFIX}.rank")
-    if rank not in (None, 0):
+    lora_rank = config.get(f"{LORA_PREFIX}.rank")
+    if lora_rank not in (None, 0):
         target_modules = config.get(f"{LORA_PREFIX}.target_modules")
         settings |= bridge_adapter_settings(
             reader,
             LORA_PREFIX,
-            rank,
+            lora_rank,
             None if target_modules == "all-linear" else target_modules,
             config.get(f"{LORA_PREFIX}.dropout"),
         )

@@ -80,15 +80,19 @@ ACTOR_ARGUMENTS = ("--actor-num-gpus-per-node", "--rollout-num-gpus-per-engine",
 
 def starts_program(command_line: CommandLine) -> bool:
     """Whether a command starts slime."""
-    has_actor_argument = any(word.partition("=")[0] in ACTOR_ARGUMENTS for word in command_line.words)
+    has_actor_argument = any(command_word.partition("=")[0] in ACTOR_ARGUMENTS for command_word in command_line.words)
     return command_line.program in TRAINING_SCRIPTS and has_actor_argument
 
 
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a command of slime. Raises `InputError`, which names file and argument."""
     with launch_reader(source_file) as reader:
-        words = [word for word in command_line.words if word.startswith("--") or not _is_model_variable(word)]
-        arguments = _without_unresolved_graphs(reader, parse_arguments(words, source_file.name_in_errors))
+        argument_words = [
+            argument_word
+            for argument_word in command_line.words
+            if argument_word.startswith("--") or not _is_model_variable(argument_word)
+        ]
+        arguments = _without_unresolved_graphs(reader, parse_arguments(argument_words, source_file.name_in_errors))
         read_names = KNOWN_ARGUMENTS.union(
             argument_name for argument_name in map(keyword_of, arguments) if _is_server_argument(argument_name)
         )
@@ -103,11 +107,15 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
             raise reader.argument_error(
                 "--advantage-estimator", "'ppo': its critic is not modelled; expected grpo, or another"
             )
-        launch_settings, tokens = _actor_launch_settings(reader, config)
+        launch_settings, micro_batch_tokens = _actor_launch_settings(reader, config)
         is_supervised = config.get("loss_type") == "sft_loss"
         if not is_supervised:
             reader.notes.append(SFT_NOTE)
-        rollout = None if is_supervised or config.get("debug_train_only") else _read_rollout(reader, config, tokens)
+        rollout = (
+            None
+            if is_supervised or config.get("debug_train_only")
+            else _read_rollout(reader, config, micro_batch_tokens)
+        )
         model_id = marked_model_name(arguments.get("--hf-checkpoint"))
         return reader.create_launch("megatron", launch_settings, model_name=model_id, rollout=rollout)
 
@@ -124,18 +132,25 @@ def _is_server_argument(argument_name: str) -> bool:
     return argument_name.startswith(SGLANG_PREFIX) and not _is_ignored_argument(argument_name)
 
 
-def _is_model_variable(word: str) -> bool:
+def _is_model_variable(command_word: str) -> bool:
     """Whether a word is an unresolved variable with the model's arguments, which another script sets."""
-    return is_unresolved(word) and "MODEL" in word and "ARGS" in word
+    return is_unresolved(command_word) and "MODEL" in command_word and "ARGS" in command_word
 
 
 def _without_unresolved_graphs(reader: LaunchReader, arguments: Table) -> Table:
     """Returns the arguments without SGLang's CUDA-graph batch sizes if these are unresolved, with a note."""
     batch_sizes = arguments.get(GRAPH_BATCHES, [])
-    if not any(is_unresolved(str(size)) for size in (batch_sizes if isinstance(batch_sizes, list) else [batch_sizes])):
+    if not any(
+        is_unresolved(str(graph_batch_size))
+        for graph_batch_size in (batch_sizes if isinstance(batch_sizes, list) else [batch_sizes])
+    ):
         return arguments
     reader.notes.append(f"{GRAPH_BATCHES}: known when the script runs; the batches of SGLang's default are counted")
-    return {argument_name: value for argument_name, value in arguments.items() if argument_name != GRAPH_BATCHES}
+    return {
+        argument_name: argument_value
+        for argument_name, argument_value in arguments.items()
+        if argument_name != GRAPH_BATCHES
+    }
 
 
 def _micro_batch_tokens(reader: LaunchReader, config: Table) -> int:
@@ -169,8 +184,8 @@ def _actor_launch_settings(reader: LaunchReader, config: Table) -> tuple[LaunchS
             "--actor-num-gpus-per-node",
             f"{world_size} devices; expected a multiple of tp · pp · cp = {ranks_of_replica}",
         )
-    batch = 1 if has_dynamic_batches else reader.integer(config, "micro_batch_size", 1)
-    samples_of_rank = max(1, _samples_per_step(reader, config) // (world_size // ranks_of_replica) // batch)
+    micro_batch_size = 1 if has_dynamic_batches else reader.integer(config, "micro_batch_size", 1)
+    samples_of_rank = max(1, _samples_per_step(reader, config) // (world_size // ranks_of_replica) // micro_batch_size)
     if has_dynamic_batches:
         reader.notes.append(f"micro-batches of {rank_tokens * cp} tokens at most, counted as one sequence")
     megatron_run = MegatronRunSettings(
@@ -186,7 +201,7 @@ def _actor_launch_settings(reader: LaunchReader, config: Table) -> tuple[LaunchS
             reader, config, "", ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
         ),
         sequence_parallel=reader.flag(config, "sequence_parallel"),
-        batch=batch,
+        batch=micro_batch_size,
         seq=rank_tokens * cp if has_dynamic_batches else rank_tokens,
         num_microbatches=min(samples_of_rank, 2 * parallel_sizes["pipeline_model"])
         if has_dynamic_batches
@@ -207,9 +222,9 @@ def _actor_launch_settings(reader: LaunchReader, config: Table) -> tuple[LaunchS
     }
     if reader.flag(config, "grad_reduce_in_bf16"):
         settings["grad_dtype"] = "bf16"
-    for name, description in UPPER_BOUND_NOTES.items():
-        if config.get(name) not in (None, False, -1):
-            reader.notes.append(f"{flag_of_field(name)}: {description} is counted without, an upper bound")
+    for option_name, option_note in UPPER_BOUND_NOTES.items():
+        if config.get(option_name) not in (None, False, -1):
+            reader.notes.append(f"{flag_of_field(option_name)}: {option_note} is counted without, an upper bound")
     return megatron_launch_settings(reader, megatron_run, world_size, settings), rank_tokens
 
 
@@ -221,11 +236,11 @@ def _samples_per_step(reader: LaunchReader, config: Table) -> int:
     return max(1, sample_count // reader.integer(config, "num_steps_per_rollout", 1))
 
 
-def _read_rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
+def _read_rollout(reader: LaunchReader, config: Table, micro_batch_tokens: int) -> Rollout:
     """Returns SGLang's rollouts, during which `--colocate` moves the actor's states to the host.
 
     The weights of the reference model and of the last update are on the host (actor.py, `TensorBackuper`).
-    tokens: tokens of a rank's micro-batch.
+    micro_batch_tokens: tokens of a rank's micro-batch.
     """
     is_colocated = reader.flag(config, "colocate")
     flags: dict[str, Any] = {}
@@ -244,8 +259,8 @@ def _read_rollout(reader: LaunchReader, config: Table, tokens: int) -> Rollout:
         engine_sleeps_while_idle=not reader.flag(config, "no_offload_rollout"),
         has_separate_process=True,
         offloaded_states=frozenset({"weights", "optimizer", "gradients"} if is_offloaded else ()),
-        tokens_per_sequence=tokens,
-        logit_tokens_per_sequence=tokens,
+        tokens_per_sequence=micro_batch_tokens,
+        logit_tokens_per_sequence=micro_batch_tokens,
         bytes_per_logit=8,  # fp32, and the copy of which the exponentials are taken
     )
 

@@ -168,7 +168,7 @@ class TensorRTLLMServer(EngineServer):
         return token_count * 2 * (HIDDEN_VECTORS * hidden_size + inner_width)
 
     def token_bytes(self, engine_rank: EngineRank) -> int:
-        """Returns the KV cache bytes per token on a rank. Layers with a sliding window cache all tokens."""
+        """Returns the bytes that one token takes in the KV caches of all layers on a rank."""
         if engine_rank.state_caches:
             raise InputError(
                 f"--engine {self.name}: recurrent states are not modelled, because three managers of caches divide the "
@@ -192,8 +192,8 @@ class TensorRTLLMServer(EngineServer):
         limiting_flags = self.rules.limits
         if "max_gpu_total_bytes" in limiting_flags and self.flags.get("max_gpu_total_bytes"):
             available_bytes = min(available_bytes, int(self.flags["max_gpu_total_bytes"]))
-        tokens = min(available_bytes // token_bytes, int(self.flags.get("max_tokens", 10**15)))
-        return -(-max(0, tokens) // self.tokens_per_block)
+        token_count = min(available_bytes // token_bytes, int(self.flags.get("max_tokens", 10**15)))
+        return -(-max(0, token_count) // self.tokens_per_block)
 
     def stage_memory(self, stage_number: int) -> StageMemory:
         """Returns the memory of one rank of a pipeline stage."""
@@ -249,11 +249,11 @@ def memory(server: TensorRTLLMServer) -> EngineMemory:
     """
     fullest_stage = min(map(server.stage_memory, range(server.pp)), key=lambda stage_memory: stage_memory.block_count)
     block_tokens, max_seq_len = server.tokens_per_block, server.longest_request
-    tokens = fullest_stage.block_count * block_tokens
+    cache_tokens = fullest_stage.block_count * block_tokens
     startup_error = server.engine_record.messages["no_cache"] if fullest_stage.block_count == 0 else ""
     return EngineMemory(
         terms=fullest_stage.terms,
-        kv_tokens=tokens,
+        kv_tokens=cache_tokens,
         block_count=fullest_stage.block_count,
         max_concurrency=fullest_stage.block_count / -(-max_seq_len // block_tokens),
         can_start=not startup_error,
@@ -264,7 +264,7 @@ def memory(server: TensorRTLLMServer) -> EngineMemory:
         assumed_flags=server.assumed_flags,
         settings=server.settings,
         layout=server.layout,
-        notes=tuple(filter(None, (server.version.note, *_cache_notes(server, tokens, bool(startup_error))))),
+        notes=tuple(filter(None, (server.version.note, *_cache_notes(server, cache_tokens, bool(startup_error))))),
     )
 
 

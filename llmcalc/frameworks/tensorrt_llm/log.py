@@ -59,7 +59,11 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     logged_arguments: dict[str, Any] = {}
     for log_line in log_text.lines_with("LLM Args", "engine args"):
         logged_arguments |= argument_pairs(log_line)
-    flags = {ARGUMENT_FIELDS[name]: value for name, value in logged_arguments.items() if name in ARGUMENT_FIELDS}
+    flags = {
+        ARGUMENT_FIELDS[argument_name]: argument_value
+        for argument_name, argument_value in logged_arguments.items()
+        if argument_name in ARGUMENT_FIELDS
+    }
     flags |= log_values.stated_numbers("max_num_tokens", "max_seq_len", "max_batch_size", "tokens_per_block")
     if "fraction" in log_values:
         flags["kv_cache_free_gpu_memory_fraction"] = str(round(float(log_values.last_text("fraction")), 4))

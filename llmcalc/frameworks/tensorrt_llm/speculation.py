@@ -43,10 +43,15 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     if not config:
         return Speculation()
     decoding_type = str(config.get("decoding_type", "")).lower()
-    for key, unmodelled_value in UNMODELLED_KEYS.items():
-        if str(config.get(key)).lower() == str(unmodelled_value).lower():
-            raise InputError(f"{SPECULATION_FLAG}: {key}: {short_repr(config[key])} is not modelled; remove the key")
-    model_table = next((config[key] for key in MODEL_KEYS if config.get(key) is not None), None)
+    for unmodelled_key, unmodelled_value in UNMODELLED_KEYS.items():
+        if str(config.get(unmodelled_key)).lower() == str(unmodelled_value).lower():
+            raise InputError(
+                f"{SPECULATION_FLAG}: {unmodelled_key}: {short_repr(config[unmodelled_key])} "
+                "is not modelled; remove the key"
+            )
+    model_table = next(
+        (config[unmodelled_key] for unmodelled_key in MODEL_KEYS if config.get(unmodelled_key) is not None), None
+    )
     if decoding_type == "ngram":
         return Speculation()
     if decoding_type == "mtp" and model_table is None:

@@ -29,7 +29,7 @@ def transient_bytes(
     bucket_bytes: float,
     layout: Layout,
     stage_parameters: Sequence[StageParameterCounts],
-    micro_batches: int,
+    micro_batch_count: int,
 ) -> TransientBytes:
     """Returns a rank's temporary bytes of all-reducing gradients in buckets (c10d `Reducer`).
 

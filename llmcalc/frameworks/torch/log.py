@@ -123,7 +123,8 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         LogValues(_with_process_lines(error_messages[-1]), (PROCESS_PATTERN,)).byte_sizes("process_has")
     )
     bytes_by_term = {
-        name: log_values.last_size(name) for name in ("requested", "free", "process", "allocated", "unallocated")
+        size_name: log_values.last_size(size_name)
+        for size_name in ("requested", "free", "process", "allocated", "unallocated")
     }
     bytes_by_term |= {term_name: log_values.last_size(term_name) for term_name in ("private_pools", "reserved")}
     for term_name in ("requested", "free"):
@@ -142,7 +143,9 @@ def read_log(log_text: LogText) -> ParsedLog | None:
     total_bytes = log_values.last_size("total")
     if "total_number" in log_values:
         total_bytes = log_values.whole_numbers("total_number")[-1]
-    term_at_fault, flag = _largest_term_and_advice({term.name: term.value for term in memory_terms}, total_bytes or 0)
+    term_at_fault, suggested_flag = _largest_term_and_advice(
+        {term.name: term.value for term in memory_terms}, total_bytes or 0
+    )
     return ParsedLog(
         program="torch" if trainer_log is None else trainer_log.program,
         title="torch" if trainer_log is None else trainer_log.title,
@@ -151,7 +154,7 @@ def read_log(log_text: LogText) -> ParsedLog | None:
         total_bytes=total_bytes,
         stop_message=error_messages[-1].strip(),
         too_large_term=term_at_fault,
-        suggested_flag=flag or ("" if trainer_log is None else trainer_log.memory_saving_flag),
+        suggested_flag=suggested_flag or ("" if trainer_log is None else trainer_log.memory_saving_flag),
     )
 
 
@@ -180,7 +183,11 @@ def _read_trainer_metrics(log_text: LogText) -> ParsedLog | None:
     """Returns the memory metrics that the Trainer printed (trainer_utils.py, `TrainerMemoryTracker`)."""
     log_values = LogValues(log_text, TRAINER_PATTERNS)
     metric_names = ("before_init", "init_allocated", "train_allocated", "train_peak")
-    memory_terms = [LogTerm(name, log_values.byte_sizes(name)[-1]) for name in metric_names if name in log_values]
+    memory_terms = [
+        LogTerm(metric_name, log_values.byte_sizes(metric_name)[-1])
+        for metric_name in metric_names
+        if metric_name in log_values
+    ]
     if "trainable" in log_values:
         memory_terms.append(LogTerm("trainable", log_values.whole_numbers("trainable")[-1], "parameters"))
     if not memory_terms:

@@ -46,7 +46,11 @@ def make_pass_measurement(spec: ModelSpec, training_config: TrainingConfig) -> M
     def measure_passes(layout: Layout, stage: Stage, repeat_counts: Sequence[int | None]) -> list[MicroBatchBytes]:
         stage_run = StageRun(RankSetup(spec, training_config, layout, 0), stage, repeat_counts[0])
         if stage_run.has_whole_layer_gradients and len(repeat_counts) > 1:  # each number of layers has others
-            return [batch for repeat_count in repeat_counts for batch in measure_passes(layout, stage, [repeat_count])]
+            return [
+                run_bytes
+                for repeat_count in repeat_counts
+                for run_bytes in measure_passes(layout, stage, [repeat_count])
+            ]
         pass_bytes = [stage_run.measure_micro_batch(repeat_counts[0])]
         for repeat_count in repeat_counts[1:]:
             shorter_pass = stage_run.bytes_without_last_repeat() if repeat_count == SHORT_RUN_REPEATS else None
@@ -95,7 +99,7 @@ class StageRun:
         self._latest_passes: tuple[int, PassVisits, PassVisits] | None = None
 
     def _run_micro_batch(self) -> tuple[int, PassVisits, PassVisits]:
-        """Runs a micro-batch, and returns the bytes saved between its passes and the meter's records of both passes."""
+        """Runs a micro-batch; returns the bytes saved between its passes, and the memory records of both."""
         start_bytes = self.meter.live_bytes
         self.meter.restart()
         in_flight = self.chunk.forward_micro_batch()

@@ -376,34 +376,34 @@ class RankRun:
     def _run_1f1b(self, model_chunk: ModelChunk) -> None:
         """Runs `Schedule1F1B._step_microbatches`, where each sent tensor stays referenced until the next send."""
         is_last_stage, microbatch_count = model_chunk.stage.has_head, self.training_config.microbatches
-        warmup_chunks = min(microbatch_count, self.layout.pp - model_chunk.stage.pipeline_rank)
-        fwd_mb_index = bwd_mb_index = 0
+        warmup_microbatch_count = min(microbatch_count, self.layout.pp - model_chunk.stage.pipeline_rank)
+        forward_index = backward_index = 0
         internal_losses: list[Tensor] = []
-        for _ in range(warmup_chunks):
-            output_tensor = model_chunk.forward_one_chunk(fwd_mb_index)
+        for _ in range(warmup_microbatch_count):
+            output_tensor = model_chunk.forward_one_chunk(forward_index)
             _fwd_sends = None if is_last_stage else output_tensor.detached()
-            if fwd_mb_index != warmup_chunks - 1:
+            if forward_index != warmup_microbatch_count - 1:
                 _send_work = _fwd_sends
             if is_last_stage:
                 internal_losses.append(model_chunk.compute_loss(output_tensor))
-            fwd_mb_index += 1
+            forward_index += 1
         while True:
-            loss = internal_losses[bwd_mb_index] if is_last_stage else None
-            _bwd_sends = model_chunk.backward_one_chunk(bwd_mb_index, loss)
-            bwd_mb_index += 1
-            if fwd_mb_index == microbatch_count:
+            loss = internal_losses[backward_index] if is_last_stage else None
+            _bwd_sends = model_chunk.backward_one_chunk(backward_index, loss)
+            backward_index += 1
+            if forward_index == microbatch_count:
                 break
-            output_tensor = model_chunk.forward_one_chunk(fwd_mb_index)
+            output_tensor = model_chunk.forward_one_chunk(forward_index)
             if is_last_stage:
                 internal_losses.append(model_chunk.compute_loss(output_tensor))
             _fwd_sends = None if is_last_stage else output_tensor.detached()
-            fwd_mb_index += 1
+            forward_index += 1
         _send_work = _bwd_sends
-        while bwd_mb_index < microbatch_count:
-            loss = internal_losses[bwd_mb_index] if is_last_stage else None
-            _bwd_sends = model_chunk.backward_one_chunk(bwd_mb_index, loss)
+        while backward_index < microbatch_count:
+            loss = internal_losses[backward_index] if is_last_stage else None
+            _bwd_sends = model_chunk.backward_one_chunk(backward_index, loss)
             _send_work = _bwd_sends
-            bwd_mb_index += 1
+            backward_index += 1
         model_chunk.perform_reduce_grad()
 
     def update(self) -> None:
@@ -416,7 +416,7 @@ class RankRun:
         first_chunk.updated_parameters, first_chunk.parameters = chunk_parameters
 
     def zero_grad(self) -> None:
-        """Frees the gradients or sets them to zero."""
+        """Frees the gradients of all chunks, or keeps them as zeros."""
         for model_chunk in self.chunks:
             model_chunk.zero_grad()
 
@@ -424,7 +424,7 @@ class RankRun:
 def shorten_layers(
     model_chunks: Iterable[ModelChunk], layer_period: int, shortens_stacks: bool = True
 ) -> tuple[list[LayerStack], list[int]]:
-    """Makes chunks run only `RECORDED_REPEATS` repeats of long layer stacks; returns all stacks and the shortened ones.
+    """Makes chunks run few repeats of long layer stacks; returns all stacks and the shortened ones.
 
     layer_period: layers between two recomputed ones. shortens_stacks: false to run all layers; default true.
     """

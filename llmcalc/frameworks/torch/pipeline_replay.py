@@ -53,7 +53,7 @@ class RecordedRank:
     counted_steps: dict[int, CountedSteps] = field(default_factory=dict, compare=False)
 
     def layer_offsets(self, model_chunks: Sequence[ModelChunk]) -> list[int]:
-        """Returns, for each chunk, its first layer's index minus the first layer's index of the recorded chunk."""
+        """Returns, per chunk, how many layers later it begins than the recorded chunk."""
         chunk_pairs = zip(model_chunks, self.layers_before_by_chunk, strict=True)
         return [model_chunk.lowering.first_layer_index - layers_before for model_chunk, layers_before in chunk_pairs]
 
@@ -62,7 +62,7 @@ RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
 """Result of `passes_cache_key` for a rank → the rank's recorded passes."""
 
 
-def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk], micro_batches: int) -> int:
+def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk], micro_batch_count: int) -> int:
     """Returns the number of micro-batches that a replay with the caching allocator runs.
 
     They are enough for the most that are in flight, twice, and those of interleaved stages keep the size of a group.
@@ -70,10 +70,10 @@ def micro_batches_on_allocator(layout: Layout, model_chunks: Sequence[ModelChunk
     layer_count = sum(len(model_chunk.stage.layers) for model_chunk in model_chunks)
     replayed_microbatches = max(MAX_PASSES // (min(layout.pp, 3) * max(1, layer_count)), 2 * layout.pp * layout.vpp + 2)
     if layout.vpp > 1:
-        if micro_batches % layout.pp:
-            return micro_batches
+        if micro_batch_count % layout.pp:
+            return micro_batch_count
         replayed_microbatches = -(-replayed_microbatches // layout.pp) * layout.pp
-    return min(replayed_microbatches, micro_batches)
+    return min(replayed_microbatches, micro_batch_count)
 
 
 @without_garbage_collection()
@@ -239,7 +239,7 @@ def record_rank(rank_setup: RankSetup) -> RecordedRank:
 def _record_steps(
     rank_run: RankRun, recorder: EventRecorder, pass_traces: dict[PassGroup, PassTrace], group_size: int
 ) -> list[ParameterSet | None] | None:
-    """Runs steps and records the events of their passes. Returns each chunk's parameters; None if passes differ.
+    """Records the passes of two steps by case; returns each chunk's parameters, None if equal cases differ.
 
     group_size: micro-batches of a group in `run_in_groups`.
     """
@@ -269,7 +269,7 @@ def _record_steps(
 
 
 def _record_without_pipeline(rank_run: RankRun, microbatch_count: int) -> None:
-    """Runs each micro-batch's forward pass and then its backward pass, for a single stage."""
+    """Runs the forward and backward pass of each micro-batch in turn, on a single stage."""
     (single_chunk,) = rank_run.chunks
     for _ in range(microbatch_count):
         in_flight: MicroBatchInFlight | None = single_chunk.forward_micro_batch()

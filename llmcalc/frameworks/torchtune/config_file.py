@@ -203,13 +203,13 @@ def _with_teacher(reader: LaunchReader, config: Table, launched_run: Launch, dty
         reader.refuse("kd_loss", f"'{loss_class}' is not modelled; {', '.join(CHUNKS_BY_DISTILLATION_LOSS)} are")
         reader.check_unknown_arguments()
     chunk_count = reader.integer(loss_table, "num_output_chunks", CHUNKS_BY_DISTILLATION_LOSS.get(loss_class, 1))
-    tokens = launched_run.settings["batch"] * launched_run.settings.get("seq", DEFAULT_LENGTH)
+    token_count = launched_run.settings["batch"] * launched_run.settings.get("seq", DEFAULT_LENGTH)
     bytes_per_logit = (2 if dtype == "bf16" else 4) + 4 + 4 + 1
     second_loss = SecondLoss(
         "torchtune/modules/loss/kd_losses.py",
         bytes_per_logit,
         "distillation loss",
-        chunk_tokens=-(-tokens // chunk_count),
+        chunk_tokens=-(-token_count // chunk_count),
         chunk_bytes_per_logit=8,
     )
     shards_weights = launched_run.layout.zero == 3

@@ -33,7 +33,7 @@ LAUNCHER_OPTION = re.compile(r"--(accelerate[_-]config|num[_-](?:processes|machi
 
 
 def with_launcher(command_line: CommandLine) -> CommandLine:
-    """Returns a TRL command as the command of the launcher that it starts, without the launcher's own arguments."""
+    """Returns the launcher command that a TRL command runs, without arguments of the launcher alone."""
     launcher_words: list[str] = []
     other_words: list[str] = []
     word_iterator = iter(command_line.words)

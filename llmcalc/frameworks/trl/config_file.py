@@ -117,7 +117,11 @@ def is_trl(config: Table) -> bool:
     has_trl_argument = bool(IDENTIFYING_ARGUMENTS & set(config)) or (
         "dataset_name" in config and not is_trainer(config)
     )
-    return "model_name_or_path" in config and has_trl_argument and any(name in config for name in trainer_arguments)
+    return (
+        "model_name_or_path" in config
+        and has_trl_argument
+        and any(argument_name in config for argument_name in trainer_arguments)
+    )
 
 
 def read_trl(config: Table, source_file: LaunchSource, earlier_argument_name: str = "") -> Launch:
@@ -134,7 +138,7 @@ def read_trl(config: Table, source_file: LaunchSource, earlier_argument_name: st
         earlier_defaults = {**TRANSFORMERS_DEFAULTS, **EARLIER_TRAINER_DEFAULTS} if earlier_argument_name else {}
         if earlier_defaults:
             add_earlier_version_note(reader, earlier_argument_name, "TRL before 0.20")
-        defaults = {**ARGUMENT_DEFAULTS, **earlier_defaults}
+        argument_defaults = {**ARGUMENT_DEFAULTS, **earlier_defaults}
         is_grpo, is_reward = any(argument_name in config for argument_name in GRPO_ARGUMENTS), REWARD_ARGUMENT in config
         ignored_names = (
             IGNORED_TRAINER_ARGUMENTS
@@ -147,14 +151,19 @@ def read_trl(config: Table, source_file: LaunchSource, earlier_argument_name: st
             (*known_argument_names(), *ARGUMENTS_READ, REWARD_ARGUMENT, *READ_GRPO_ARGUMENTS, *PREFERENCE_ARGUMENTS),
             ignored_names,
         )
-        known_loss_keys = (name for name in PREFERENCE_ARGUMENTS if config.get(name) is not None)
+        known_loss_keys = (
+            loss_argument for loss_argument in PREFERENCE_ARGUMENTS if config.get(loss_argument) is not None
+        )
         is_pair_loss = str(config.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         has_teacher = bool(config.get(TEACHER_ARGUMENT))
         loss_key = "" if is_grpo or has_teacher else next(known_loss_keys, "loss_type" if is_pair_loss else "")
         reader.refuse_if_set(config, {"cast_lm_head_to_fp32": "it is modelled without"})
-        arguments = {**config, "bf16": reader.flag(config, "bf16", defaults["bf16"] and not config.get("fp16"))}
+        arguments = {
+            **config,
+            "bf16": reader.flag(config, "bf16", argument_defaults["bf16"] and not config.get("fp16")),
+        }
         length_name = "" if is_grpo or config.get("max_seq_length") is not None else "max_length"
-        run_settings = trainer_settings(reader, arguments, defaults, length_option=length_name)
+        run_settings = trainer_settings(reader, arguments, argument_defaults, length_option=length_name)
         if config.get("activation_offloading"):
             run_settings["offload_activations"] = True
         if is_grpo:

@@ -140,8 +140,9 @@ def is_python(file_text: str) -> bool:
     except InputError:  # `read_python` raises it with the file's name
         return True
     return any(
-        dotted_name_of(node.func).rpartition(".")[2] in CONFIG_CLASS_BY_TRAINER and not _has_configuration(node)
-        for node in calls_in_order(syntax_tree)
+        dotted_name_of(call_node.func).rpartition(".")[2] in CONFIG_CLASS_BY_TRAINER
+        and not _has_configuration(call_node)
+        for call_node in calls_in_order(syntax_tree)
     )
 
 
@@ -160,18 +161,29 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         script_arguments = arguments_of_file(syntax_tree, source_file.arguments)
         _refuse_undeclared(reader, script_arguments)
         named_calls = list(_named_calls(syntax_tree, script_arguments.variables))
-        config_classes = dict.fromkeys(call.name for call in named_calls if call.name in SETTINGS_BY_CONFIG_CLASS)
+        config_classes = dict.fromkeys(
+            named_call.name for named_call in named_calls if named_call.name in SETTINGS_BY_CONFIG_CLASS
+        )
         trainer_match = OTHER_TRAINERS.search(file_text)
-        if trainer_match is not None and not any(call.name in CONFIG_CLASS_BY_TRAINER for call in named_calls):
+        if trainer_match is not None and not any(
+            named_call.name in CONFIG_CLASS_BY_TRAINER for named_call in named_calls
+        ):
             raise reader.argument_error(
                 f"{trainer_match[1]}Trainer",
                 "training by it is not modelled; expected one of " + ", ".join(CONFIG_CLASS_BY_TRAINER),
             )
         trl_config = next(
-            (CONFIG_CLASS_BY_TRAINER[call.name] for call in named_calls if call.name in CONFIG_CLASS_BY_TRAINER), ""
+            (
+                CONFIG_CLASS_BY_TRAINER[named_call.name]
+                for named_call in named_calls
+                if named_call.name in CONFIG_CLASS_BY_TRAINER
+            ),
+            "",
         )
         trainer_nodes = [
-            call.node for call in named_calls if call.name in CONFIG_CLASS_BY_TRAINER and call.node is not None
+            named_call.node
+            for named_call in named_calls
+            if named_call.name in CONFIG_CLASS_BY_TRAINER and named_call.node is not None
         ]
         has_default_config = not any(map(_has_configuration, trainer_nodes))
         config_class = next(iter(config_classes), trl_config if has_default_config else "")
@@ -192,7 +204,7 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         trainer_argument = _trainer_argument_of_earlier_trl(named_calls)
         is_earlier_trl = bool(trainer_argument or earlier_argument(config))
         config |= _model_arguments(reader, named_calls, is_earlier_trl)
-        call_nodes = [call.node for call in named_calls if call.node is not None]
+        call_nodes = [named_call.node for named_call in named_calls if named_call.node is not None]
         model_changes = changes_of_model(syntax_tree, call_nodes, ADAPTER_ARGUMENTS)
         if "dtype" in model_changes.arguments:
             config.pop("torch_dtype", None)
@@ -209,7 +221,9 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
             if contains_unknown_value(argument_value)
         }
         config = {
-            argument_name: value for argument_name, value in config.items() if argument_name not in unknown_arguments
+            argument_name: config_value
+            for argument_name, config_value in config.items()
+            if argument_name not in unknown_arguments
         }
         reader.unknown_arguments |= {
             argument_name: _unknown_reason(argument, script_arguments, source_file.name_in_errors)
@@ -230,7 +244,9 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         notes = tuple(reader.notes)
     launched_run = (read_trl if is_trl_run else read_trainer)(config, source_file, trainer_argument)
     if config_class == ARGUMENTS_CLASS:
-        launched_run = with_embedding_loss(launched_run, [(call.name, call.arguments) for call in named_calls])
+        launched_run = with_embedding_loss(
+            launched_run, [(named_call.name, named_call.arguments) for named_call in named_calls]
+        )
     return replace(
         launched_run,
         unknown_arguments={**reader.unknown_arguments, **launched_run.unknown_arguments},
@@ -241,8 +257,12 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
 
 
 def _loads_causal_class(named_calls: list[NamedCall]) -> bool:
-    """Whether the file loads its model by `AutoModelForCausalLM`, instead of passing a model's name to a trainer."""
-    loading_nodes = [call.node for call in named_calls if call.name in LOADING_CALLS and call.node is not None]
+    """Whether the file loads its model by `AutoModelForCausalLM`."""
+    loading_nodes = [
+        named_call.node
+        for named_call in named_calls
+        if named_call.name in LOADING_CALLS and named_call.node is not None
+    ]
     return bool(loading_nodes) and "AutoModelForCausalLM" in dotted_name_of(loading_nodes[0].func).split(".")
 
 
@@ -259,9 +279,9 @@ def _dtype_for_adapters_of_trainer(named_calls: list[NamedCall], config: Mapping
     """
     trainer_name = next(
         (
-            call.name
-            for call in named_calls
-            if call.name in QUANTIZED_MODEL_TRAINERS and "peft_config" in call.arguments
+            named_call.name
+            for named_call in named_calls
+            if named_call.name in QUANTIZED_MODEL_TRAINERS and "peft_config" in named_call.arguments
         ),
         "",
     )
@@ -276,10 +296,10 @@ def _trainer_argument_of_earlier_trl(named_calls: list[NamedCall]) -> str:
     """Returns the first `argument of trainer` in the file that only earlier releases of TRL have; empty if none."""
     return next(
         (
-            f"{argument_name} of {call.name}"
-            for call in named_calls
-            for argument_name in EARLIER_TRAINER_ARGUMENTS.get(call.name, ())
-            if argument_name in call.arguments
+            f"{argument_name} of {named_call.name}"
+            for named_call in named_calls
+            for argument_name in EARLIER_TRAINER_ARGUMENTS.get(named_call.name, ())
+            if argument_name in named_call.arguments
         ),
         "",
     )
@@ -288,7 +308,9 @@ def _trainer_argument_of_earlier_trl(named_calls: list[NamedCall]) -> str:
 def _sample_length_arguments(reader: LaunchReader, named_calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the length to which the file's tokenizer truncates samples; empty if no call truncates samples."""
     sample_lengths = [
-        call.arguments.get("max_length") for call in named_calls if call.arguments.get("truncation") is True
+        named_call.arguments.get("max_length")
+        for named_call in named_calls
+        if named_call.arguments.get("truncation") is True
     ]
     known_lengths = [sample_length for sample_length in sample_lengths if type(sample_length) is int]
     if not known_lengths:
@@ -317,7 +339,7 @@ def _refuse_undeclared(reader: LaunchReader, script_arguments: ScriptArguments) 
 
 
 def _unknown_reason(unknown_value: UnknownValue, script_arguments: ScriptArguments, typed_path: str) -> str:
-    """Returns the reason why an argument of a call is unknown: the file computes or parses its value."""
+    """Returns the reason why a call's argument is unknown, such as a value that the file computes."""
     object_name, _, attribute_name = unknown_value.text.partition(".")
     if object_name and script_arguments.defaults.get(attribute_name, "") is None:
         return (
@@ -333,10 +355,12 @@ def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earl
     A trainer loads a model that it is named; the file may load it once more afterwards.
     is_earlier_trl: whether the file is of transformers before 5.
     """
-    trainer_call = next((call for call in named_calls if call.name.endswith("Trainer")), NamedCall("", {}, None))
+    trainer_call = next(
+        (named_call for named_call in named_calls if named_call.name.endswith("Trainer")), NamedCall("", {}, None)
+    )
     trainer_arguments = trainer_call.arguments
     model = trainer_arguments.get("model", trainer_call.first_argument)
-    loading_call = next((call for call in named_calls if call.name in LOADING_CALLS), None)
+    loading_call = next((named_call for named_call in named_calls if named_call.name in LOADING_CALLS), None)
     if isinstance(model, str):
         loading_call = None
     elif loading_call is not None:
@@ -357,7 +381,10 @@ def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earl
         }
     else:
         loading_arguments = _loading_arguments(named_calls)
-        arguments |= {argument_name: number_format_name(value) for argument_name, value in loading_arguments.items()}
+        arguments |= {
+            argument_name: number_format_name(argument_value)
+            for argument_name, argument_value in loading_arguments.items()
+        }
     for call_name, argument_names in (
         ("BitsAndBytesConfig", QUANTIZATION_ARGUMENTS),
         ("LoraConfig", ADAPTER_ARGUMENTS),
@@ -373,15 +400,19 @@ def _model_arguments(reader: LaunchReader, named_calls: list[NamedCall], is_earl
         if is_earlier_trl:
             loaded_dtype = arguments["dtype"]
             reader.notes.append(f"transformers before 5 loads weights in {loaded_dtype} where no dtype is written")
-    if any(call.name == "LoraConfig" for call in named_calls):
+    if any(named_call.name == "LoraConfig" for named_call in named_calls):
         arguments = {"lora_r": 8, **arguments}  # peft/tuners/lora/config.py
     return arguments
 
 
 def _loading_arguments(named_calls: list[NamedCall]) -> dict[str, Any]:
     """Returns the arguments in `model_init_kwargs`, with which a trainer loads a model given by name."""
-    tables = (call.arguments.get("model_init_kwargs") for call in named_calls if call.name in SETTINGS_BY_CONFIG_CLASS)
-    loading_table = next((table for table in tables if isinstance(table, dict)), {})
+    loading_tables = (
+        named_call.arguments.get("model_init_kwargs")
+        for named_call in named_calls
+        if named_call.name in SETTINGS_BY_CONFIG_CLASS
+    )
+    loading_table = next((table for table in loading_tables if isinstance(table, dict)), {})
     return {
         argument_name: loading_table[argument_name]
         for argument_name in MODEL_ARGUMENTS
@@ -396,9 +427,10 @@ def _arguments_of_model_calls(named_calls: list[NamedCall]) -> dict[str, Any]:
     says otherwise (peft/utils/other.py). The Trainer turns checkpoints on, and never off.
     """
     arguments: dict[str, Any] = {}
-    has_checkpointing = any(call.name == "gradient_checkpointing_enable" for call in named_calls)
+    has_checkpointing = any(named_call.name == "gradient_checkpointing_enable" for named_call in named_calls)
     preparation_arguments = next(
-        (call.arguments for call in named_calls if call.name == "prepare_model_for_kbit_training"), None
+        (named_call.arguments for named_call in named_calls if named_call.name == "prepare_model_for_kbit_training"),
+        None,
     )
     if preparation_arguments is not None:
         arguments |= {"dtype": "float32", "torch_dtype": None}
@@ -407,7 +439,7 @@ def _arguments_of_model_calls(named_calls: list[NamedCall]) -> dict[str, Any]:
 
 
 def _arguments_of_call(named_calls: list[NamedCall], call_name: str) -> Mapping[str, Any]:
-    return next((call.arguments for call in named_calls if call.name == call_name), {})
+    return next((named_call.arguments for named_call in named_calls if named_call.name == call_name), {})
 
 
 def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> Iterator[NamedCall]:
@@ -416,24 +448,29 @@ def _named_calls(syntax_tree: ast.Module, file_variables: Mapping[str, Any]) -> 
     file_variables: dotted name → value of the arguments that the file takes.
     """
     statements = statements_of_module(syntax_tree)
-    assignments = [statement for statement in statements if isinstance(statement, ast.Assign | ast.AnnAssign)]
+    assignments = [
+        syntax_statement for syntax_statement in statements if isinstance(syntax_statement, ast.Assign | ast.AnnAssign)
+    ]
     variables = {
         **file_variables,
         **module_constants(statements),
     }  # of a name that is assigned below its use, the last value
     later_assignments = sorted(assignments, key=lambda assignment: -assignment.lineno)
     conditions = _branch_conditions_by_call(syntax_tree)
-    for node in calls_in_order(syntax_tree):
-        call_name = dotted_name_of(node.func)
+    for call_node in calls_in_order(syntax_tree):
+        call_name = dotted_name_of(call_node.func)
         if call_name.endswith("okenizer.from_pretrained") or "Processor" in call_name:
             continue
-        while later_assignments and later_assignments[-1].lineno < node.lineno:
+        while later_assignments and later_assignments[-1].lineno < call_node.lineno:
             variables |= _assigned_values(later_assignments.pop(), variables)
-        if any(_is_in_skipped_branch(condition, value, variables) for condition, value in conditions.get(id(node), ())):
+        if any(
+            _is_in_skipped_branch(condition, branch_value, variables)
+            for condition, branch_value in conditions.get(id(call_node), ())
+        ):
             continue
-        arguments = keyword_arguments(node, variables)
-        first_argument = expression_value(node.args[0], variables) if node.args else None
-        yield NamedCall(call_name.rpartition(".")[2], arguments, first_argument, node)
+        arguments = keyword_arguments(call_node, variables)
+        first_argument = expression_value(call_node.args[0], variables) if call_node.args else None
+        yield NamedCall(call_name.rpartition(".")[2], arguments, first_argument, call_node)
 
 
 BranchCondition: TypeAlias = tuple[ast.expr, bool]
@@ -441,7 +478,7 @@ BranchCondition: TypeAlias = tuple[ast.expr, bool]
 
 
 def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[BranchCondition, ...]]:
-    """Returns id of a call's syntax node → the conditions under which the call runs, if they are plain names."""
+    """Returns, by id of a call's node, the conditions of the branches that contain the call."""
     conditions: dict[int, tuple[BranchCondition, ...]] = {}
     pending_nodes: list[tuple[ast.AST, tuple[BranchCondition, ...]]] = [(syntax_tree, ())]
     while pending_nodes:
@@ -459,13 +496,17 @@ def _branch_conditions_by_call(syntax_tree: ast.Module) -> dict[int, tuple[Branc
     return conditions
 
 
-def _is_in_skipped_branch(test: ast.expr, is_true_branch: bool, variables: Mapping[str, Any]) -> bool:
-    """Whether a branch is certainly skipped, by the known value of its condition: a name or a negated name."""
-    name_node = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
+def _is_in_skipped_branch(condition_node: ast.expr, is_true_branch: bool, variables: Mapping[str, Any]) -> bool:
+    """Whether a branch never runs, because the value of its condition is known."""
+    name_node = (
+        condition_node.operand
+        if isinstance(condition_node, ast.UnaryOp) and isinstance(condition_node.op, ast.Not)
+        else condition_node
+    )
     if not isinstance(name_node, ast.Name | ast.Attribute):
         return False
     known_value = expression_value(name_node, variables)
-    return isinstance(known_value, bool) and (known_value == (name_node is test)) != is_true_branch
+    return isinstance(known_value, bool) and (known_value == (name_node is condition_node)) != is_true_branch
 
 
 def _assigned_values(assignment: ast.Assign | ast.AnnAssign, variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,8 +48,12 @@ LORA_IGNORED = field_names("""
 
 def is_unsloth(config: Table) -> bool:
     """Whether a table is a file of Unsloth Studio's training defaults."""
-    table = config.get("training")
-    return isinstance(table, Mapping) and "max_seq_length" in table and isinstance(config.get("lora"), Mapping)
+    training_table = config.get("training")
+    return (
+        isinstance(training_table, Mapping)
+        and "max_seq_length" in training_table
+        and isinstance(config.get("lora"), Mapping)
+    )
 
 
 def read_unsloth(config: Table, source_file: LaunchSource) -> Launch:

@@ -99,7 +99,10 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         if re.search(r"\bvllm serve\b|vllm\.entrypoints", file_text) is not None:
             reader.notes.append("the file starts a server of vLLM, too, which is not counted beside the training")
         values_by_name = module_constants(statements_of_module(syntax_tree))
-        named_calls = [(dotted_name_of(call.func).rpartition("trl.")[2], call) for call in calls_in_order(syntax_tree)]
+        named_calls = [
+            (dotted_name_of(call_node.func).rpartition("trl.")[2], call_node)
+            for call_node in calls_in_order(syntax_tree)
+        ]
         model_arguments = _call_arguments(
             reader, named_calls, values_by_name, lambda called_name: _is_method_call(called_name, "from_pretrained")
         )
@@ -111,7 +114,11 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         peft_arguments = _call_arguments(
             reader, named_calls, values_by_name, lambda called_name: _is_method_call(called_name, "get_peft_model")
         )
-        config_classes = dict.fromkeys(name for name, _ in named_calls if name in TRAINING_BY_CONFIG_CLASS)
+        config_classes = dict.fromkeys(
+            class_or_call_name
+            for class_or_call_name, _ in named_calls
+            if class_or_call_name in TRAINING_BY_CONFIG_CLASS
+        )
         class_name = "GRPOConfig" if "GRPOConfig" in config_classes else next(iter(config_classes), "")
         if len(config_classes) > 1:
             reader.notes.append(f"the file trains with {', '.join(config_classes)}; the run of {class_name} is counted")
@@ -120,14 +127,26 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
                 "SFTConfig",
                 f"no call of a trainer's configuration; expected one of {', '.join(TRAINING_BY_CONFIG_CLASS)}",
             )
-        config = _call_arguments(reader, named_calls, values_by_name, lambda name: name == class_name) or {}
+        config = (
+            _call_arguments(
+                reader, named_calls, values_by_name, lambda class_or_call_name: class_or_call_name == class_name
+            )
+            or {}
+        )
         trainer_arguments = (
-            _call_arguments(reader, named_calls, values_by_name, lambda name: name.endswith("Trainer")) or {}
+            _call_arguments(
+                reader, named_calls, values_by_name, lambda class_or_call_name: class_or_call_name.endswith("Trainer")
+            )
+            or {}
         )
         model_changes = changes_of_model(syntax_tree, calls_in_order(syntax_tree), ADAPTER_ARGUMENTS)
         reader.unknown_arguments |= model_changes.unknown_arguments
         reader.notes += model_changes.notes
-        config |= {name: value for name, value in model_changes.arguments.items() if name == "optim"}
+        config |= {
+            class_or_call_name: change_value
+            for class_or_call_name, change_value in model_changes.arguments.items()
+            if class_or_call_name == "optim"
+        }
         has_standby = STANDBY_LINE.search(file_text) is not None
         loss_name = TRAINING_BY_CONFIG_CLASS[class_name]
         if loss_name == "embedding":
@@ -138,7 +157,10 @@ def read_python(file_text: str, source_file: LaunchSource) -> Launch:
         )
         if loss_name != "embedding":
             return launched_run
-        loss_calls = [(name.rpartition(".")[2], keyword_arguments(call, values_by_name)) for name, call in named_calls]
+        loss_calls = [
+            (class_or_call_name.rpartition(".")[2], keyword_arguments(call_node, values_by_name))
+            for class_or_call_name, call_node in named_calls
+        ]
         return with_embedding_loss(launched_run, loss_calls)
 
 
@@ -155,7 +177,11 @@ def _launch_of_calls(
     adapter_arguments: None without adapters. uses_standby_mode: whether vLLM frees its cache during training.
     """
     max_length = next(
-        (config[name] for name in ("max_length", "max_seq_length") if config.get(name) is not None),
+        (
+            config[length_name]
+            for length_name in ("max_length", "max_seq_length")
+            if config.get(length_name) is not None
+        ),
         None,
     )
     run_settings: dict[str, Any] = {
@@ -313,7 +339,7 @@ def _adapter_settings(
     adapter_settings |= recompute_settings(peft_values.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
     is_eight_bit = reader.flag(model_arguments, "load_in_8bit")
     is_unquantized = any(
-        reader.flag(model_arguments, name) for name in ("load_in_16bit", "load_in_fp8", "full_finetuning")
+        reader.flag(model_arguments, format_flag) for format_flag in ("load_in_16bit", "load_in_fp8", "full_finetuning")
     )
     if reader.flag(model_arguments, "load_in_4bit", not (is_eight_bit or is_unquantized)):
         return {**adapter_settings, **BASE_IN_4_BITS}
@@ -347,10 +373,16 @@ def _call_arguments(
     arguments = keyword_arguments(call_node, values_by_name)
     if call_node.args and "model_name" not in arguments:
         arguments["model_name"] = expression_value(call_node.args[0], values_by_name)
-    unresolved_arguments = {name for name, value in arguments.items() if contains_unknown_value(value)}
+    unresolved_arguments = {
+        argument_name for argument_name, argument_value in arguments.items() if contains_unknown_value(argument_value)
+    }
     for argument in sorted(REQUIRED_ARGUMENTS & unresolved_arguments):
         reader.refuse(argument, "is known only when the file runs")
     if unresolved_arguments.intersection(GRPO_LENGTHS):
         reader.notes.append("the lengths of prompts and completions are computed: together max_seq_length tokens")
         unresolved_arguments.update(GRPO_LENGTHS)
-    return {name: value for name, value in arguments.items() if name not in unresolved_arguments}
+    return {
+        argument_name: argument_value
+        for argument_name, argument_value in arguments.items()
+        if argument_name not in unresolved_arguments
+    }

@@ -102,20 +102,21 @@ def starts_program(command_line: CommandLine) -> bool:
 def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch:
     """Returns the training run of a verl command. Raises `InputError`, which names file and key."""
     with launch_reader(source_file) as reader:
-        program, is_recipe = command_line.program, _overrides_actor_settings(command_line)
-        if program not in (*TRAINERS, *MODEL_KEY_BY_TRAINER, EASY_R1_PROGRAM) and not is_recipe:
+        program_name, is_recipe = command_line.program, _overrides_actor_settings(command_line)
+        if program_name not in (*TRAINERS, *MODEL_KEY_BY_TRAINER, EASY_R1_PROGRAM) and not is_recipe:
             raise reader.argument_error(
-                f"line {command_line.line}: {program}", f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}"
+                f"line {command_line.line}: {program_name}",
+                f"is not read; expected {TRAINERS[0]} or {ENGINE_SFT_TRAINER}",
             )
         overrides_by_key = hydra_overrides_of(command_line.words)
-        if program == EASY_R1_PROGRAM:
+        if program_name == EASY_R1_PROGRAM:
             config_path = overrides_by_key.pop("config", None)
             base_config = _config_of_easy_r1(reader, config_path)
             return launch_of_easy_r1(reader, values_of_config(base_config, overrides_by_key, source_file.env))
-        if program in MODEL_KEY_BY_TRAINER:
-            return launch_of_fine_tuning(reader, overrides_by_key, program)
-        if program not in TRAINERS:
-            reader.notes.append(f"{program}: its update is counted as that of {TRAINERS[0]}")
+        if program_name in MODEL_KEY_BY_TRAINER:
+            return launch_of_fine_tuning(reader, overrides_by_key, program_name)
+        if program_name not in TRAINERS:
+            reader.notes.append(f"{program_name}: its update is counted as that of {TRAINERS[0]}")
         config_folder, config_name = (
             _value_of_hydra_flag(command_line.words, flag_name) for flag_name in ("--config-path", "--config-name")
         )
@@ -124,20 +125,22 @@ def read_command(command_line: CommandLine, source_file: LaunchSource) -> Launch
         return launch_of_overrides(reader, overrides_by_key, [config_name, *config_names(base_config)])
 
 
-def launch_of_fine_tuning(reader: LaunchReader, overrides_by_key: Table, program: str = SFT_TRAINER) -> Launch:
-    """Returns the training run of a program of verl's supervised fine-tuning. program: default `fsdp_sft_trainer`."""
+def launch_of_fine_tuning(reader: LaunchReader, overrides_by_key: Table, program_name: str = SFT_TRAINER) -> Launch:
+    """Returns the training run of verl's supervised fine-tuning. program_name: by default `fsdp_sft_trainer`."""
     config = _resolved_overrides(reader, overrides_by_key)
-    if program == ENGINE_SFT_TRAINER:
+    if program_name == ENGINE_SFT_TRAINER:
         config = with_fsdp_sft_trainer_keys(reader, config)
-    model_id = marked_model_name(overrides_by_key.get(MODEL_KEY_BY_TRAINER[program]))
+    model_id = marked_model_name(overrides_by_key.get(MODEL_KEY_BY_TRAINER[program_name]))
     return reader.create_launch("fsdp2", sft_launch_settings(reader, config), model_name=model_id)
 
 
 def values_of_config(config: Table, overrides: Table, environment: Table) -> dict[str, Any]:
     """Returns dotted key → value as `flat_config` does, with unresolved interpolations marked as unresolved."""
     return {
-        key: mark_unresolved(value) if isinstance(value, str) and "${" in value and not is_unresolved(value) else value
-        for key, value in flat_config(config, overrides, environment).items()
+        config_key: mark_unresolved(config_value)
+        if isinstance(config_value, str) and "${" in config_value and not is_unresolved(config_value)
+        else config_value
+        for config_key, config_value in flat_config(config, overrides, environment).items()
     }
 
 
@@ -148,12 +151,12 @@ def _config_of_easy_r1(reader: LaunchReader, config_path: str | None) -> Table:
     return reader.tables_of_named_file("config", marked_model_name(config_path), "a config of EasyR1", {})
 
 
-def _value_of_hydra_flag(words: Sequence[str], flag_name: str) -> str:
+def _value_of_hydra_flag(command_words: Sequence[str], flag_name: str) -> str:
     """Returns the value of one of Hydra's flags, `--flag value` or `--flag=value`; empty if the flag is missing."""
-    for word, next_word in zip(words, [*words[1:], ""], strict=True):
-        if word.startswith(f"{flag_name}="):
-            return word.removeprefix(f"{flag_name}=")
-        if word == flag_name:
+    for command_word, next_word in zip(command_words, [*command_words[1:], ""], strict=True):
+        if command_word.startswith(f"{flag_name}="):
+            return command_word.removeprefix(f"{flag_name}=")
+        if command_word == flag_name:
             return next_word
     return ""
 
@@ -189,7 +192,7 @@ def config_names(config: Table) -> list[str]:
 
 
 def launch_of_easy_r1(reader: LaunchReader, written_values: Table) -> Launch:
-    """Returns the training run of the actor of EasyR1. written_values: dotted key → value."""
+    """Returns the training run of EasyR1's actor. written_values: config key with dots → value."""
     try:
         launched_run = launch_of_overrides(reader, with_verl_keys(reader, written_values), (), is_easy_r1=True)
     except InputError as error:
@@ -198,12 +201,13 @@ def launch_of_easy_r1(reader: LaunchReader, written_values: Table) -> Launch:
         launched_run,
         notes=tuple(map(with_easy_r1_keys, launched_run.notes)),
         assumed_defaults={
-            key: launched_run.assumed_defaults[verl_key]
-            for key, verl_key in VERL_KEYS.items()
+            easy_r1_key: launched_run.assumed_defaults[verl_key]
+            for easy_r1_key, verl_key in VERL_KEYS.items()
             if verl_key in launched_run.assumed_defaults
         },
         unknown_arguments={
-            with_easy_r1_keys(argument_name): reason for argument_name, reason in launched_run.unknown_arguments.items()
+            with_easy_r1_keys(argument_name): refusal_reason
+            for argument_name, refusal_reason in launched_run.unknown_arguments.items()
         },
     )
 
@@ -240,7 +244,7 @@ def launch_of_overrides(
 
 def _overrides_actor_settings(command_line: CommandLine) -> bool:
     """Whether a command overrides settings of verl's actor, as recipes and programs based on verl do."""
-    return any(word.lstrip("+").startswith(f"{ACTOR_PREFIX}.") for word in command_line.words)
+    return any(command_word.lstrip("+").startswith(f"{ACTOR_PREFIX}.") for command_word in command_line.words)
 
 
 def _uses_megatron(reader: LaunchReader, config: Table, base_names: Sequence[str]) -> bool:
@@ -274,7 +278,7 @@ def _resolved_overrides(reader: LaunchReader, overrides_by_key: Table) -> dict[s
 
 
 def _is_read_or_refused_key(config_key: str, rollout: Rollout) -> bool:
-    """Whether verl's reader handles a key, or refuses some of the key's values."""
+    """Whether verl's reader reads a config key, or refuses some of its values."""
     read_prefixes = (MODEL_PREFIX, ACTOR_PREFIX, "model_engine", "data.max_", "trainer.n")
     if config_key.startswith(read_prefixes) or config_key.rpartition(".")[2] in KEYS_BESIDE_ACTOR:
         return True
@@ -294,9 +298,9 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
     prompt_tokens = reader.integer(config, "data.max_prompt_length", 512)
     response_tokens = reader.integer(config, "data.max_response_length", 512)
     if reader.flag(config, f"{ACTOR_PREFIX}.use_dynamic_bsz"):
-        tokens = reader.integer(config, f"{ACTOR_PREFIX}.ppo_max_token_len_per_gpu", 16384)
+        rank_tokens = reader.integer(config, f"{ACTOR_PREFIX}.ppo_max_token_len_per_gpu", 16384)
         reader.notes.append("use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens")
-        return 1, tokens * sequence_ranks  # workers/actor/dp_actor.py, `max_token_len`
+        return 1, rank_tokens * sequence_ranks  # workers/actor/dp_actor.py, `max_token_len`
     reader.counts_longest_samples = True
     size_key = f"{ACTOR_PREFIX}.ppo_micro_batch_size_per_gpu"
     total_key = f"{ACTOR_PREFIX}.ppo_micro_batch_size"
@@ -310,13 +314,13 @@ def _micro_batch_shape(reader: LaunchReader, config: Table, sequence_ranks: int)
     return read_integer(reader, size_key, config[size_key]), prompt_tokens + response_tokens
 
 
-def _micro_batch_count(reader: LaunchReader, config: Table, batch: int, replica_count: int) -> int:
+def _micro_batch_count(reader: LaunchReader, config: Table, micro_batch_size: int, replica_count: int) -> int:
     """Returns the number of micro-batches per update of a mini-batch with all responses."""
     mini_batch = reader.integer(config, f"{ACTOR_PREFIX}.ppo_mini_batch_size", 256)
     responses_per_prompt = reader.integer(config, f"{ROLLOUT_PREFIX}.n", 1)
     if reader.flag(config, f"{ACTOR_PREFIX}.use_dynamic_bsz"):
         return 2
-    return max(1, mini_batch * responses_per_prompt // (batch * max(1, replica_count)))
+    return max(1, mini_batch * responses_per_prompt // (micro_batch_size * max(1, replica_count)))
 
 
 def _fsdp_settings(reader: LaunchReader, config: Table) -> dict[str, Any]:
@@ -402,19 +406,19 @@ def _fsdp_launch_settings(
     if reader.flag(config, f"{MODEL_PREFIX}.enable_gradient_checkpointing", True):
         settings["recompute"] = "full"
     cp = reader.sequence_ranks(config, f"{ACTOR_PREFIX}.ulysses_sequence_parallel_size", world_size)
-    batch, tokens = _micro_batch_shape(reader, config, cp)
-    if tokens % cp:
+    micro_batch_size, sequence_length = _micro_batch_shape(reader, config, cp)
+    if sequence_length % cp:
         raise reader.argument_error(
             f"{ACTOR_PREFIX}.ulysses_sequence_parallel_size",
-            f"{cp}; expected a divisor of the {tokens} tokens of a sequence",
+            f"{cp}; expected a divisor of the {sequence_length} tokens of a sequence",
         )
     weight_format = str(reader.value(config, f"{fsdp_section}.model_dtype", "fp32"))
     if weight_format not in (*FP32_NAMES, *BF16_NAMES):
         raise reader.value_error(f"{fsdp_section}.model_dtype", weight_format, "fp32 or bf16")
     settings |= {
-        "batch": batch,
-        "seq": tokens // cp,
-        "num_microbatches": _micro_batch_count(reader, config, batch, world_size // cp),
+        "batch": micro_batch_size,
+        "seq": sequence_length // cp,
+        "num_microbatches": _micro_batch_count(reader, config, micro_batch_size, world_size // cp),
         "dtype": "bf16",
         "master_weights": "fp32" if weight_format in FP32_NAMES else "none",
     }
@@ -475,9 +479,13 @@ def _megatron_launch_settings(reader: LaunchReader, config: Table, world_size: i
         return reader.integer(config, f"{section_name}.{size_name}", 1)
 
     override_section = f"{section_name}.override_transformer_config"
-    tp, pp, cp = (section_size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
-    batch, tokens = _micro_batch_shape(reader, config, cp)
-    fusion_key, layout_key = (f"{override_section}.{name}" for name in ("bias_activation_fusion", STAGE_LAYOUT))
+    tp, pp, cp = (
+        section_size(f"{group_name}_parallel_size") for group_name in ("tensor_model", "pipeline_model", "context")
+    )
+    micro_batch_size, sequence_length = _micro_batch_shape(reader, config, cp)
+    fusion_key, layout_key = (
+        f"{override_section}.{group_name}" for group_name in ("bias_activation_fusion", STAGE_LAYOUT)
+    )
     fused_model_types = (
         MBRIDGE_FUSED if reader.flag(config, f"{section_name}.vanilla_mbridge", True) else BRIDGE_FUSED_MODEL_TYPES
     )
@@ -496,9 +504,9 @@ def _megatron_launch_settings(reader: LaunchReader, config: Table, world_size: i
         ),
         sequence_parallel=reader.flag(config, f"{section_name}.sequence_parallel", True),
         distributed_optimizer=reader.flag(config, f"{section_name}.use_distributed_optimizer", True),
-        batch=batch,
-        seq=tokens,
-        num_microbatches=_micro_batch_count(reader, config, batch, max(1, world_size // (tp * pp * cp))),
+        batch=micro_batch_size,
+        seq=sequence_length,
+        num_microbatches=_micro_batch_count(reader, config, micro_batch_size, max(1, world_size // (tp * pp * cp))),
         recompute_granularity=config.get(f"{override_section}.recompute_granularity"),
         recompute_method=config.get(f"{override_section}.recompute_method"),
         recompute_num_layers=config.get(f"{override_section}.recompute_num_layers"),

@@ -30,6 +30,11 @@ def read_verl(config: Table, source_file: LaunchSource) -> Launch:
             return launch_of_easy_r1(reader, flat_values)
         if _is_fine_tuning(config):
             return launch_of_fine_tuning(
-                reader, {key: value for key, value in flat_values.items() if value is not None}
+                reader,
+                {
+                    config_key: config_value
+                    for config_key, config_value in flat_values.items()
+                    if config_value is not None
+                },
             )
         return launch_of_overrides(reader, flat_values, config_names(config))

@@ -91,18 +91,36 @@ def with_verl_keys(reader: LaunchReader, written_values: Table) -> dict[str, Any
     """
     config = {
         **DEFAULTS,
-        **{key: parsed_argument_value(value) for key, value in written_values.items() if value is not None},
+        **{
+            written_key: parsed_argument_value(written_value)
+            for written_key, written_value in written_values.items()
+            if written_value is not None
+        },
     }
-    reader.ignored_arguments += [key for key in config if not key.startswith(("worker.", "data.max_", "trainer.n"))]
+    reader.ignored_arguments += [
+        written_key for written_key in config if not written_key.startswith(("worker.", "data.max_", "trainer.n"))
+    ]
     known_keys = (*VERL_KEYS, UPDATE_SIZE_KEY, EXPERIENCE_SIZE_KEY, REFERENCE_OFFLOAD_KEY, OPTIMIZER_KEY)
-    for key in config:
-        if key.startswith("worker.") and key not in known_keys and KEYS_WITHOUT_MEMORY.fullmatch(key) is None:
-            reader.refuse(key[:100], "no key that is known")
+    for written_key in config:
+        if (
+            written_key.startswith("worker.")
+            and written_key not in known_keys
+            and KEYS_WITHOUT_MEMORY.fullmatch(written_key) is None
+        ):
+            reader.refuse(written_key[:100], "no key that is known")
     if str(reader.value(config, OPTIMIZER_KEY, "adamw")) != "adamw":
         reader.refuse(OPTIMIZER_KEY, "its states in bf16 with compensations are not modelled; adamw is")
     verl_config: dict[str, Any] = {
-        **{key: value for key, value in config.items() if not key.startswith("worker.")},
-        **{VERL_KEYS[key]: value for key, value in config.items() if key in VERL_KEYS},
+        **{
+            written_key: written_value
+            for written_key, written_value in config.items()
+            if not written_key.startswith("worker.")
+        },
+        **{
+            VERL_KEYS[written_key]: written_value
+            for written_key, written_value in config.items()
+            if written_key in VERL_KEYS
+        },
         f"{ACTOR_PREFIX}.optim.override_optimizer_config.fused": True,
         f"{ACTOR_PREFIX}.use_kl_loss": not reader.flag(config, "algorithm.disable_kl"),
         "algorithm.adv_estimator": config.get("algorithm.adv_estimator", "grpo"),
@@ -123,7 +141,9 @@ def _micro_batches(reader: LaunchReader, config: Table) -> dict[str, Any]:
             f"{ACTOR_PREFIX}.ppo_micro_batch_size_per_gpu": update_size,
             f"{ROLLOUT_PREFIX}.log_prob_micro_batch_size_per_gpu": experience_size,
         }
-    sample_tokens = sum(reader.integer(config, f"data.max_{part}_length", 512) for part in ("prompt", "response"))
+    sample_tokens = sum(
+        reader.integer(config, f"data.max_{text_kind}_length", 512) for text_kind in ("prompt", "response")
+    )
     rank_count = reader.integer(config, "worker.actor.ulysses_size", 1)
     return {
         f"{ACTOR_PREFIX}.ppo_max_token_len_per_gpu": -(-update_size * sample_tokens // rank_count),
@@ -131,8 +151,8 @@ def _micro_batches(reader: LaunchReader, config: Table) -> dict[str, Any]:
     }
 
 
-def with_easy_r1_keys(text: str) -> str:
+def with_easy_r1_keys(message_text: str) -> str:
     """Returns a message in which verl's keys are replaced by the keys that a user of EasyR1 writes."""
-    for key, verl_key in [*VERL_KEYS.items(), *WORDS_OF_MESSAGES.items()]:
-        text = re.sub(rf"{re.escape(verl_key)}(?![\w.])", key, text)
-    return text
+    for easy_r1_key, verl_key in [*VERL_KEYS.items(), *WORDS_OF_MESSAGES.items()]:
+        message_text = re.sub(rf"{re.escape(verl_key)}(?![\w.])", easy_r1_key, message_text)
+    return message_text

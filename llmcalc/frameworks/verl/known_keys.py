@@ -73,7 +73,7 @@ def note_ignored_keys(reader: LaunchReader, config: Table) -> None:
 
 
 def turns_key_off(override_value: Any) -> bool:
-    """Whether a value turns its key off: zero as a number or a text (`0.`), false, or null."""
+    """Whether a value turns a feature off: zero (also as text), false or null."""
     if isinstance(override_value, str) and re.fullmatch(r"0*\.?0*", override_value) is not None:
         return True
     return override_value in (None, False, 0, "none", "null", [], {})

@@ -53,8 +53,8 @@ def read_rollout(reader: LaunchReader, config: Table, actor_run: LaunchSettings,
         engine_sleeps_while_idle=reader.flag(config, f"{ROLLOUT_PREFIX}.free_cache_engine", True),
         has_separate_process=True,
         offloaded_states=frozenset(
-            states
-            for states_name, states in STATES_BY_OFFLOAD_KEY.items()
+            offloaded_kinds
+            for states_name, offloaded_kinds in STATES_BY_OFFLOAD_KEY.items()
             if reader.flag(config, f"{ACTOR_PREFIX}.{section_name}.{states_name}")
         ),
         reference_model=_reference_model(reader, config, layout, is_megatron),
@@ -115,10 +115,12 @@ def _engine_keyword_flags(config: Table, engine_name: str) -> dict[str, Any]:
     return flags
 
 
-def _log_probability_batch(reader: LaunchReader, config: Table, sequence_count: int, tokens: int) -> tuple[int, int]:
+def _log_probability_batch(
+    reader: LaunchReader, config: Table, sequence_count: int, sequence_length: int
+) -> tuple[int, int]:
     """Returns the sequences of a log-probability micro-batch, and the rank's tokens per sequence.
 
-    sequence_count, tokens: those of a micro-batch of the update, which are the default.
+    sequence_count, sequence_length: those of a micro-batch of the update, which are the default.
     """
     if reader.flag(
         config, f"{ROLLOUT_PREFIX}.log_prob_use_dynamic_bsz", reader.flag(config, f"{ACTOR_PREFIX}.use_dynamic_bsz")
@@ -129,7 +131,7 @@ def _log_probability_batch(reader: LaunchReader, config: Table, sequence_count: 
     micro_batch_value = config.get(f"{ROLLOUT_PREFIX}.log_prob_micro_batch_size_per_gpu")
     if micro_batch_value is not None:
         sequence_count = read_integer(reader, f"{ROLLOUT_PREFIX}.log_prob_micro_batch_size_per_gpu", micro_batch_value)
-    return sequence_count, tokens
+    return sequence_count, sequence_length
 
 
 def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_megatron: bool) -> AdditionalModel:
@@ -137,7 +139,9 @@ def _reference_model(reader: LaunchReader, config: Table, layout: Layout, is_meg
     has_kl_term = reader.flag(config, f"{ACTOR_PREFIX}.use_kl_loss") or reader.flag(
         config, "algorithm.use_kl_in_reward"
     )
-    has_adapters = any(config.get(f"{MODEL_PREFIX}.{key}") not in (None, 0) for key in ("lora_rank", "lora.rank"))
+    has_adapters = any(
+        config.get(f"{MODEL_PREFIX}.{rank_key}") not in (None, 0) for rank_key in ("lora_rank", "lora.rank")
+    )
     if not has_kl_term or has_adapters:
         return AdditionalModel()
     section_name = f"{REFERENCE_PREFIX}.{'megatron' if is_megatron else 'fsdp_config'}"

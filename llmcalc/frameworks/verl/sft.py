@@ -75,9 +75,11 @@ def with_fsdp_sft_trainer_keys(reader: LaunchReader, config: Table) -> dict[str,
     }
     if reader.flag(config, "data.use_dynamic_bsz", True):
         rank_count = reader.integer(config, "engine.ulysses_sequence_parallel_size", 1)
-        tokens = reader.integer(config, "data.max_token_len_per_gpu", 8192) * rank_count
-        reader.notes.append(f"data.use_dynamic_bsz: micro-batches of {tokens} tokens, counted as one sequence")
-        renamed_overrides |= {"data.micro_batch_size_per_gpu": 1, "data.max_length": tokens}
+        micro_batch_tokens = reader.integer(config, "data.max_token_len_per_gpu", 8192) * rank_count
+        reader.notes.append(
+            f"data.use_dynamic_bsz: micro-batches of {micro_batch_tokens} tokens, counted as one sequence"
+        )
+        renamed_overrides |= {"data.micro_batch_size_per_gpu": 1, "data.max_length": micro_batch_tokens}
     return {"model.strategy": "fsdp", **renamed_overrides}
 
 
@@ -122,9 +124,11 @@ def sft_launch_settings(reader: LaunchReader, config: Table) -> LaunchSettings:
         )
     replica_count = world_size // cp
     if config.get("data.micro_batch_size") is not None:
-        batch = max(1, read_integer(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // replica_count)
+        micro_batch_size = max(
+            1, read_integer(reader, "data.micro_batch_size", config["data.micro_batch_size"]) // replica_count
+        )
     else:
-        batch = reader.integer(config, "data.micro_batch_size_per_gpu", 4)
+        micro_batch_size = reader.integer(config, "data.micro_batch_size_per_gpu", 4)
     weight_format = str(reader.value(config, "model.fsdp_config.model_dtype", "fp32"))
     if weight_format not in ("fp32", "bf16", "bfloat16", "float32"):
         raise reader.value_error("model.fsdp_config.model_dtype", weight_format, "fp32 or bf16")
@@ -133,9 +137,11 @@ def sft_launch_settings(reader: LaunchReader, config: Table) -> LaunchSettings:
         "phase": "training",
         **optimizer_settings(reader, config, "optim"),
         "attn_implementation": "flash",
-        "batch": batch,
+        "batch": micro_batch_size,
         "seq": max_length // cp,
-        "num_microbatches": max(1, reader.integer(config, "data.train_batch_size", 256) // (batch * replica_count)),
+        "num_microbatches": max(
+            1, reader.integer(config, "data.train_batch_size", 256) // (micro_batch_size * replica_count)
+        ),
         "dtype": "bf16",
         "master_weights": "fp32" if is_fp32 else "none",
     }

@@ -118,7 +118,7 @@ class VLLMServer(VLLMSettings):
         )
 
     def needs_blocks_of_sequences(self, kv_pool: BlockPool) -> bool:
-        """Whether decoding needs a cache block per sequence, as with recurrent states in full CUDA graphs."""
+        """Whether every decoded sequence needs a cache block, as for recurrent states in CUDA graphs."""
         decodes_in_graphs = self.captured_graphs.graph_count > 0 and graph_mode_of(self.compilation) != "PIECEWISE"
         return kv_pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
 
@@ -420,7 +420,7 @@ class VLLMServer(VLLMSettings):
         )
 
     def start_check_bytes(self, kv_pool: BlockPool, cache_bytes: int) -> int:
-        """Returns the bytes that the start check compares with the longest request (`get_kv_cache_configs`)."""
+        """Returns the bytes that vLLM's check at the start compares with the longest request."""
         block_count = self.flags.get("num_gpu_blocks_override")
         if block_count is not None and (self.rules.generation == "v0" or self.version_numbers >= CHECKS_OVERRIDE_FROM):
             cache_bytes = kv_pool.block_bytes * int(block_count)
@@ -488,7 +488,7 @@ class StageMemory(NamedTuple):
         return self.start_check_bytes // (self.pool.start_check_block_bytes or self.pool.block_bytes)
 
     def fitting_blocks(self, total_memory: int) -> int:
-        """Returns the number of blocks that fit beside weights and memory outside torch, ignoring the budget."""
+        """Returns the number of blocks that would fit in all memory beside weights and memory outside torch."""
         occupied_bytes = sum(term.bytes for term in self.terms if term.name in ("weights", "non_torch"))
         return self.pool.block_count_in(total_memory - occupied_bytes)
 

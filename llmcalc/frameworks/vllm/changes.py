@@ -87,7 +87,9 @@ def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
     if ep not in (1, tp * dp) or (ep > 1 and pp > 1 and dp > 1):
         return None
     parallel_sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp}
-    flags: dict[str, Any] = {name: size for name, size in parallel_sizes.items() if size > 1}
+    flags: dict[str, Any] = {
+        flag_name: parallel_size for flag_name, parallel_size in parallel_sizes.items() if parallel_size > 1
+    }
     return flags | ({"enable_expert_parallel": True} if ep > 1 else {})
 
 

@@ -30,11 +30,15 @@ def has_kernel_autotuning(
     return bool(version_numbers >= TIMES_KERNELS_FROM and is_compiled and benchmarks_kernels)
 
 
-def compilation_bytes(engine_rank: EngineRank, tokens: int, element_bytes: int) -> int:
+def compilation_bytes(engine_rank: EngineRank, token_count: int, element_bytes: int) -> int:
     """Returns the peak bytes of compiling: the rank's embedding table, and an input and an output vector of each token.
 
     0 for a class with encoders, which embeds its inputs before the compiled graph.
     """
     if engine_rank.preset.model.towers:
         return 0
-    return (-(-engine_rank.vocab_size // engine_rank.layout.tp) + 2 * tokens) * engine_rank.hidden_size * element_bytes
+    return (
+        (-(-engine_rank.vocab_size // engine_rank.layout.tp) + 2 * token_count)
+        * engine_rank.hidden_size
+        * element_bytes
+    )

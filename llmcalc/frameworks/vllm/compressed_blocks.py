@@ -80,7 +80,10 @@ def compressed_pool(
         page_bytes = counts_pages * _page_bytes(group_pages)
         layer_groups.append(LayerGroup(page_tuple_count, window, block_tokens=block_tokens, page_bytes=page_bytes))
         pages_per_block.append(
-            {page_bytes: -(-count // page_tuple_count) for page_bytes, count in _layers_by_size(group_pages).items()}
+            {
+                page_bytes: -(-page_count // page_tuple_count)
+                for page_bytes, page_count in _layers_by_size(group_pages).items()
+            }
         )
     return BlockPool(
         _block_bytes(pages_per_block, page_sizes, page_layout),
@@ -91,7 +94,7 @@ def compressed_pool(
 
 
 def _pages_of_model(engine_rank: EngineRank, has_fp4_entries: bool) -> Iterator[CachePages]:
-    """Yields the pages of every cache. Layers that draft tokens keep the keys of a window only.
+    """Yields the pages of every compressed cache; layers that draft tokens cache only a window.
 
     has_fp4_entries: whether an indexer's entry takes 4 bits an element with a byte of scale for 32; else 8 bits with a
         float32 for 128.
@@ -149,7 +152,7 @@ def _layers_by_size(group_pages: Iterable[CachePages]) -> dict[int, int]:
 
 
 def _page_bytes(group_pages: Iterable[CachePages]) -> int:
-    """Returns the bytes of a group's pages, with one page for each of its layers."""
+    """Returns the bytes of one page for each layer of a cache group."""
     return sum(cache_pages.layer_count * cache_pages.page_bytes for cache_pages in group_pages)
 
 
@@ -177,5 +180,11 @@ def _block_bytes(pages_per_block: list[dict[int, int]], page_sizes: list[int], p
     if page_layout == "tuples":
         return sum(page_sizes) * max(max(pages_by_size.values()) for pages_by_size in pages_per_block)
     if page_layout == "page sizes":
-        return sum(size * max(pages_by_size.get(size, 0) for pages_by_size in pages_per_block) for size in page_sizes)
-    return max(sum(size * count for size, count in pages_by_size.items()) for pages_by_size in pages_per_block)
+        return sum(
+            page_bytes * max(pages_by_size.get(page_bytes, 0) for pages_by_size in pages_per_block)
+            for page_bytes in page_sizes
+        )
+    return max(
+        sum(page_bytes * page_count for page_bytes, page_count in pages_by_size.items())
+        for pages_by_size in pages_per_block
+    )

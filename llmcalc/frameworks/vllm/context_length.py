@@ -31,16 +31,20 @@ def scaled_length(preset: Preset) -> int | None:
         scaling_factor = rope_scaling.get("factor", scaling_factor)
         if rope_type == "yarn":
             stated_tokens = rope_scaling.get("original_max_position_embeddings", stated_tokens)
-    has_numbers = isinstance(stated_tokens, int) and isinstance(scaling_factor, int | float)
-    return int(stated_tokens * scaling_factor) if has_numbers else stated_context_length(preset)
+    factor_is_number = isinstance(stated_tokens, int) and isinstance(scaling_factor, int | float)
+    return int(stated_tokens * scaling_factor) if factor_is_number else stated_context_length(preset)
 
 
 def short_rope_length(preset: Preset) -> int | None:
-    """Returns the longest length in tokens with LongRoPE's short factors; None if the model does not state it."""
-    for table in _scaling_tables(preset.rope_parameters or {}):
-        original_length = table.get("original_max_position_embeddings")
+    """Returns the longest length in tokens for LongRoPE's short factors; None for other models."""
+    for scaling_table in _scaling_tables(preset.rope_parameters or {}):
+        original_length = scaling_table.get("original_max_position_embeddings")
         has_stated_length = preset.config is None or "original_max_position_embeddings" in preset.config
-        if table.get("rope_type", table.get("type")) in ("su", "longrope") and has_stated_length and original_length:
+        if (
+            scaling_table.get("rope_type", scaling_table.get("type")) in ("su", "longrope")
+            and has_stated_length
+            and original_length
+        ):
             return int(original_length)
     return None
 

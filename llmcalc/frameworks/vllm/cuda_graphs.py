@@ -70,7 +70,8 @@ class CUDAGraphs(NamedTuple):
             + graph_estimate.mib_per_complex_layer * complex_layer_count
         )
         later_graph_count = sum(
-            max(self.graph_variants * count - 1, 0) for count in (self.piecewise_graph_count, self.full_graph_count)
+            max(self.graph_variants * captured_count - 1, 0)
+            for captured_count in (self.piecewise_graph_count, self.full_graph_count)
         )
         return int(
             max(graph_estimate.shared_mib * MIB, split_bytes)

@@ -83,14 +83,16 @@ SCALE_BLOCK_ELEMENTS = 128
 def all2all_backend(flags: Mapping[str, Any], version_numbers: tuple[int, ...]) -> tuple[str, str]:
     """Returns the backend that sends tokens to experts (by default NCCL's collectives), and the backend's flag."""
     read_fields = BACKEND_FIELDS[:1] if version_numbers >= WITHOUT_BACKEND_VARIABLE_FROM else BACKEND_FIELDS
-    field_name = next((field for field in read_fields if field in flags), BACKEND_FIELDS[0])
+    field_name = next(
+        (field_candidate for field_candidate in read_fields if field_candidate in flags), BACKEND_FIELDS[0]
+    )
     backend = str(flags.get(field_name, BACKENDS_WITHOUT_BUFFERS[1]))
     flag_name = "--all2all-backend" if field_name == BACKEND_FIELDS[0] else field_name
     return backend, flag_name
 
 
 def uses_pplx(flags: Mapping[str, Any], version_numbers: tuple[int, ...]) -> bool:
-    """Whether the ranks exchange tokens by pplx's kernels, which take the tokens of all ranks as they are."""
+    """Whether expert-parallel ranks exchange tokens by pplx's kernels."""
     return version_numbers < WITHOUT_PPLX_FROM and all2all_backend(flags, version_numbers)[0] == "pplx"
 
 
@@ -235,15 +237,15 @@ def expert_balancing_bytes(engine_rank: EngineRank, flags: Mapping[str, Any], ra
     )
 
 
-def low_latency_buffer_bytes(tokens: int, hidden_size: int, expert_count: int) -> int:
-    """Returns the bytes of DeepEP's low-latency buffers: two for sending, two for receiving, and their signals.
+def low_latency_buffer_bytes(token_count: int, hidden_size: int, expert_count: int) -> int:
+    """Returns the bytes of DeepEP's low-latency buffers: for sending, receiving and signals.
 
-    tokens: most tokens of a rank that are sent at once. expert_count: of a layer, on all ranks.
+    token_count: most tokens of a rank that are sent at once. expert_count: of a layer, on all ranks.
     """
     sent_token_bytes = 16 + max(2 * hidden_size, hidden_size + 4 * (hidden_size // SCALE_BLOCK_ELEMENTS))
     returned_token_bytes = 4 * (hidden_size // SCALE_BLOCK_ELEMENTS) + 2 * hidden_size
-    sent_bytes = max(tokens * sent_token_bytes, expert_count * tokens * returned_token_bytes)
-    received_bytes = expert_count * tokens * max(sent_token_bytes, returned_token_bytes)
+    sent_bytes = max(token_count * sent_token_bytes, expert_count * token_count * returned_token_bytes)
+    received_bytes = expert_count * token_count * max(sent_token_bytes, returned_token_bytes)
     signal_bytes = -(-4 * expert_count // SCALE_BLOCK_ELEMENTS) * SCALE_BLOCK_ELEMENTS
     return 2 * (sent_bytes + received_bytes + signal_bytes)
 

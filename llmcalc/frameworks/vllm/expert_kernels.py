@@ -91,11 +91,11 @@ class ExpertKernels(NamedTuple):
     @property
     def keep_routed_copies(self) -> bool:
         """Whether the kernels keep shuffled copies of tokens in addition to workspaces (`run_cutlass_moe_fp4`)."""
-        capability = self.compute_capability
-        if capability is None or capability < CUTLASS_FP4_FROM or "nvfp4" not in self.weight_kernels:
+        compute_capability = self.compute_capability
+        if compute_capability is None or compute_capability < CUTLASS_FP4_FROM or "nvfp4" not in self.weight_kernels:
             return False
         first_version, version_after = AUTOMATIC_CUTLASS
-        is_automatic = first_version <= self.version_numbers < version_after and capability >= 12
+        is_automatic = first_version <= self.version_numbers < version_after and compute_capability >= 12
         backend = moe_backend(self.flags)
         return backend == CUTLASS_BACKEND or (backend == "auto" and is_automatic)
 
@@ -111,7 +111,7 @@ class ExpertKernels(NamedTuple):
 
     @property
     def have_assumed_widths(self) -> bool:
-        """Whether the workspaces' widths are assumed to be Triton's, because those of the kernels are not modelled."""
+        """Whether the widths of the workspaces are taken from Triton's kernels, because others are unknown."""
         return (
             (bool(self.weight_kernels) and self._lacks_fp8_kernels)
             or not self.weight_kernels <= CHUNKING_KERNELS
@@ -126,18 +126,20 @@ class ExpertKernels(NamedTuple):
 
     @property
     def _free_workspaces(self) -> bool:
-        """Whether the kernels are FlashInfer's or AITER's, which free their workspaces."""
+        """Whether the kernels free their workspaces after the experts, as FlashInfer's and AITER's do."""
         if (backend := moe_backend(self.flags)) != "auto":
             return backend.startswith(FREEING_BACKENDS)
-        version, capability = self.version_numbers, self.compute_capability
-        if capability is None:
+        version_numbers, compute_capability = self.version_numbers, self.compute_capability
+        if compute_capability is None:
             return False
-        is_hopper = 9 <= capability < 10
+        is_hopper = 9 <= compute_capability < 10
         if self.weight_kernels:
             has_expert_ranks = bool(self.flags.get("enable_expert_parallel"))
-            return version >= FLASHINFER_FP8_FROM and (10 <= capability < 11 or (is_hopper and has_expert_ranks))
-        runs_flashinfer = capability >= 10 or (is_hopper and version < HOPPER_RUNS_TRITON_FROM)
-        return version >= FLASHINFER_16_BITS_FROM and runs_flashinfer
+            return version_numbers >= FLASHINFER_FP8_FROM and (
+                10 <= compute_capability < 11 or (is_hopper and has_expert_ranks)
+            )
+        runs_flashinfer = compute_capability >= 10 or (is_hopper and version_numbers < HOPPER_RUNS_TRITON_FROM)
+        return version_numbers >= FLASHINFER_16_BITS_FROM and runs_flashinfer
 
 
 def moe_backend(flags: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ def rules_with_sampler(
     flags: Mapping[str, Any],
     has_second_runner: bool,
 ) -> VLLMRules:
-    """Returns the memory rules with FlashInfer's sampler if the variable selects it; otherwise `base_rules` unchanged.
+    """Returns the memory rules with FlashInfer's sampler if the server uses it; otherwise `base_rules`.
 
     The second model runner has its own dummy run, whose rules hold with either sampler.
     Raises `InputError` where FlashInfer's sampler is not modelled.
@@ -46,5 +46,10 @@ def assumes_torch_sampler(
     vllm_record: VLLMRecord, version_numbers: VersionNumbers, flags: Mapping[str, Any], has_second_runner: bool
 ) -> bool:
     """Whether torch's sampler is assumed, although vLLM would prefer an installed FlashInfer."""
-    ranges = ranges_with_version(vllm_record.flashinfer_sampler, version_numbers)
-    return bool(ranges) and ranges[-1].is_automatic and SAMPLER_VARIABLE not in flags and not has_second_runner
+    version_ranges = ranges_with_version(vllm_record.flashinfer_sampler, version_numbers)
+    return (
+        bool(version_ranges)
+        and version_ranges[-1].is_automatic
+        and SAMPLER_VARIABLE not in flags
+        and not has_second_runner
+    )

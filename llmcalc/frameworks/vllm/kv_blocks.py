@@ -78,8 +78,8 @@ class BlockPool:
     def aligns_states(self) -> bool:
         """Whether recurrent states are stored at the ends of blocks, as prefix caching requires."""
         return any(
-            group.state_storage is not None and group.state_storage.storage_mode == "align"
-            for group in self.layer_groups
+            layer_group.state_storage is not None and layer_group.state_storage.storage_mode == "align"
+            for layer_group in self.layer_groups
         )
 
     def block_count_in(self, available_bytes: int) -> int:
@@ -104,17 +104,17 @@ class BlockPool:
         return block_count / max(1, self.blocks_of_request(request_length, tokens_in_flight))
 
     def printed_concurrency(self, block_count: int, request_length: int, tokens_in_flight: int) -> float:
-        """Returns how many requests of `request_length` tokens fit, computed as the vLLM version logs it.
+        """Returns the number of concurrent requests that vLLM prints in its log for this block pool.
 
         Beside unequal pages it divides the bytes of a request's pages by those of the first group's, and so counts no
         padding of its blocks (`get_max_concurrency_for_kv_cache_config`): more requests than fit.
         """
         if first_page_bytes := self.layer_groups[0].page_bytes:
             request_bytes = sum(
-                group.page_bytes
-                * group.block_count(request_length, self.block_size, tokens_in_flight)
-                // group.group_count
-                for group in self.layer_groups
+                layer_group.page_bytes
+                * layer_group.block_count(request_length, self.block_size, tokens_in_flight)
+                // layer_group.group_count
+                for layer_group in self.layer_groups
             )
             return block_count / -(-request_bytes // first_page_bytes)
         return self.max_concurrency(block_count, request_length, tokens_in_flight)
@@ -122,7 +122,7 @@ class BlockPool:
     def printed_tokens(
         self, block_count: int, request_length: int, tokens_in_flight: int, version_rules: VLLMRules
     ) -> int:
-        """Returns how many tokens fit into the KV cache, computed as the vLLM version logs it.
+        """Returns the number of cache tokens that vLLM prints in its log for this block pool.
 
         A block of a request's current state counts as `request_length` tokens, those of the longest request.
         """
@@ -131,8 +131,8 @@ class BlockPool:
         if version_rules.printed_tokens == "blocks x block_size":
             return block_count * self.block_size
         has_current_states = any(
-            group.state_storage is not None and group.state_storage.storage_mode == "current"
-            for group in self.layer_groups
+            state_group.state_storage is not None and state_group.state_storage.storage_mode == "current"
+            for state_group in self.layer_groups
         )
         smallest_block_tokens = min(self.block_size, request_length) if has_current_states else self.block_size
         return block_count // sum(layer_group.group_count for layer_group in self.layer_groups) * smallest_block_tokens

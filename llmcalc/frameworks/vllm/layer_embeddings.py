@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..engines.rank import EngineRank
 
 
-def layer_embedding_bytes(engine_rank: EngineRank, tokens: int, element_bytes: int) -> int:
-    """Returns the bytes of Gemma's per-layer embeddings for a batch of `tokens` tokens.
+def layer_embedding_bytes(engine_rank: EngineRank, token_count: int, element_bytes: int) -> int:
+    """Returns the bytes of Gemma's per-layer embeddings for a batch of `token_count` tokens.
 
     Their buffer has this size (gemma4_mm.py). Their sum with the projected hidden states, which all layers read, has
     this size too (gemma4.py, `project_per_layer_inputs`).
@@ -15,4 +15,4 @@ def layer_embedding_bytes(engine_rank: EngineRank, tokens: int, element_bytes: i
     if decoder is None or decoder.per_layer_embedding is None:
         return 0
     embedding_width: int = decoder.per_layer_embedding.hidden_size_per_layer_input
-    return tokens * decoder.num_hidden_layers * embedding_width * element_bytes
+    return token_count * decoder.num_hidden_layers * embedding_width * element_bytes

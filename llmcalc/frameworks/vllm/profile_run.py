@@ -71,7 +71,7 @@ class ProfileRun(NamedTuple):
     gathering_ranks: int = 1
 
     def assumes_expert_widths(self, engine_rank: EngineRank) -> bool:
-        """Whether the rank has experts whose workspace widths are unknown, and assumed to be those of other kernels."""
+        """Whether the widths of the rank's expert workspaces are assumed, because they are not known."""
         return self.expert_kernels.have_assumed_widths and engine_rank.widest_network_sizes[2] is not None
 
     def has_assumed_sizes(self, engine_rank: EngineRank) -> bool:
@@ -93,16 +93,16 @@ class ProfileRun(NamedTuple):
     def layer_bytes(self, engine_rank: EngineRank, version_rules: VLLMRules) -> int:
         """Returns the peak bytes inside a layer, in the dense network or the experts."""
         intermediate_size, is_gated, rank_experts = engine_rank.widest_network_sizes
-        hidden_size, tokens = engine_rank.hidden_size, self.tokens
+        hidden_size, token_count = engine_rank.hidden_size, self.tokens
         if rank_experts is None:
             hidden_vector_count = EAGER_HIDDEN_VECTORS if version_rules.generation == "v0" else HIDDEN_VECTORS
-            embedding_bytes = layer_embedding_bytes(engine_rank, tokens, self.element_bytes)
+            embedding_bytes = layer_embedding_bytes(engine_rank, token_count, self.element_bytes)
             return (
-                int(tokens * 2 * (hidden_vector_count * hidden_size + (3 if is_gated else 2) * intermediate_size))
+                int(token_count * 2 * (hidden_vector_count * hidden_size + (3 if is_gated else 2) * intermediate_size))
                 + embedding_bytes
             )
         gathered_bytes = 2 * self.gathered_tokens * hidden_size if self.gathering_ranks > 1 else 0
-        return tokens * 2 * EXPERT_VECTORS * hidden_size + gathered_bytes + self.expert_bytes(engine_rank)
+        return token_count * 2 * EXPERT_VECTORS * hidden_size + gathered_bytes + self.expert_bytes(engine_rank)
 
     @property
     def gathered_tokens(self) -> int:
@@ -166,7 +166,7 @@ class ProfileRun(NamedTuple):
         return self.hidden_vector_bytes(engine_rank) + workspace_bytes + sampler_bytes
 
     def origin(self, engine_rank: EngineRank, version_rules: VLLMRules) -> str:
-        """Returns a short description of the tensors at the peak."""
+        """Returns a description of the tensors that are allocated at the peak."""
         layer_bytes = self.layer_bytes(engine_rank, version_rules)
         bytes_after_layers = self.bytes_after_layers(engine_rank, version_rules)
         if self.peak_bytes(engine_rank, version_rules) == self.compilation_bytes:

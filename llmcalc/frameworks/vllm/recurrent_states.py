@@ -136,8 +136,8 @@ def _state_blocks(
     block_size: int,
 ) -> StateStorage:
     """Returns the number and location of recurrent states; `state_storage` adds their number format."""
-    modules = [mixer for mixer, _ in mixers_with_layer_counts(engine_rank.preset.model)]
-    mamba_modules = [mixer for mixer in modules if isinstance(mixer, Mamba | Mamba2)]
+    mixers = [mixer for mixer, _ in mixers_with_layer_counts(engine_rank.preset.model)]
+    mamba_modules = [mixer for mixer in mixers if isinstance(mixer, Mamba | Mamba2)]
     storage_mode = "current"
     if flags.get("enable_prefix_caching", state_rules.caches_prefixes):
         storage_mode = _state_storage_mode(
@@ -151,7 +151,7 @@ def _state_blocks(
         state_alignment = math.lcm(state_alignment, chunk_tokens)
     if storage_mode != "align":
         return StateStorage(storage_mode, draft_tokens, 0, state_alignment)
-    if _exports_delta_net_states(state_rules, hardware) and any(isinstance(mixer, GatedDeltaNet) for mixer in modules):
+    if _exports_delta_net_states(state_rules, hardware) and any(isinstance(mixer, GatedDeltaNet) for mixer in mixers):
         return StateStorage(storage_mode, draft_tokens, 1, math.lcm(state_alignment, CHECKPOINT_ALIGNMENT))
     has_checkpoint = state_rules.checkpoints_of_mamba2 and any(isinstance(mixer, Mamba2) for mixer in mamba_modules)
     return StateStorage(storage_mode, draft_tokens, int(has_checkpoint), state_alignment)

@@ -303,7 +303,7 @@ class VLLMSettings(EngineServer):
         return bool(variable_value)
 
     def has_model_class(self, class_names: tuple[str, ...]) -> bool:
-        """Returns whether the model's class is one of `class_names`."""
+        """Whether the model's class is among `class_names`."""
         return not {*architectures(self.preset)}.isdisjoint(class_names)
 
     @property
@@ -331,33 +331,40 @@ class VLLMSettings(EngineServer):
 
     @cached_property
     def reason_for_first_engine(self) -> str:
-        """The reason why a version with two engines runs engine V0 without VLLM_USE_V1=0; empty if it runs V1.
+        """The reason why a version with engines V0 and V1 runs V0; empty if it runs V1.
 
         Source: engine/arg_utils.py, `_is_v1_supported_oracle`, read in 0.8.0 to 0.8.3, 0.8.5 and 0.9.0 to 0.10.2. On
         AMD's GPUs, and for LoRA adapters, VLLM_USE_V1=1 runs the second engine all the same.
         """
-        version, title = self.version_numbers, self.hardware.title
-        if not FIRST_VERSION_WITH_V1 <= version < FIRST_VERSION_WITHOUT_V0:
+        version_numbers, accelerator_title = self.version_numbers, self.hardware.title
+        if not FIRST_VERSION_WITH_V1 <= version_numbers < FIRST_VERSION_WITHOUT_V0:
             return ""
         is_nvidia, is_default = self.hardware.vendor == "NVIDIA", self.flags.get("VLLM_USE_V1") != 1
         compute_capability = self.hardware.compute_capability
         is_old_gpu = is_nvidia and float(compute_capability or 9) < 8
         pipelines_from = V1_PIPELINES_FROM.get(self.flags.get("distributed_executor_backend"), FIRST_VERSION_WITHOUT_V0)
         has_fp8_cache = str(self.flags.get("kv_cache_dtype", "")).startswith("fp8")
-        reasons = (
-            (V1_ANY_GPU_FROM, is_old_gpu, f"{title} has compute capability {compute_capability}, not 8.0"),
+        conditions_and_reasons = (
+            (V1_ANY_GPU_FROM, is_old_gpu, f"{accelerator_title} has compute capability {compute_capability}, not 8.0"),
             (V1_FLOAT32_FROM, self.dtype == "float32", "it computes in float32"),
             (V1_EMBEDDINGS_FROM, self.has_embedding_output, "the model gives embeddings or scores"),
             (pipelines_from, self.pp > 1, "it is a pipeline"),
-            (V1_AMD_FROM, is_default and not is_nvidia, f"{title} is not from NVIDIA"),
+            (V1_AMD_FROM, is_default and not is_nvidia, f"{accelerator_title} is not from NVIDIA"),
             (V1_ADAPTERS_FROM, is_default and bool(self.flags.get("enable_lora")), "it has LoRA adapters"),
-            (self._v1_fp8_cache_from, has_fp8_cache, f"V1 has no cache in fp8 on {title}"),
+            (self._v1_fp8_cache_from, has_fp8_cache, f"V1 has no cache in fp8 on {accelerator_title}"),
         )
-        return next((reason for v1_from, applies, reason in reasons if applies and version < v1_from), "")
+        return next(
+            (
+                first_engine_reason
+                for v1_from, condition_applies, first_engine_reason in conditions_and_reasons
+                if condition_applies and version_numbers < v1_from
+            ),
+            "",
+        )
 
     @property
     def _v1_fp8_cache_from(self) -> tuple[int, ...]:
-        """The first version whose V1 engine has a cache in fp8, of which the other versions have the V0 engine.
+        """The first version whose engine V1 supports an fp8 cache; earlier ones run V0 for it.
 
         Source: `_is_v1_supported_oracle`, and from 0.10 on platforms/cuda.py, `is_kv_cache_dtype_supported`.
         """
@@ -480,7 +487,7 @@ class VLLMSettings(EngineServer):
 
     @cached_property
     def whole_video_rules(self) -> VideosAsImages | None:
-        """The rules for reading videos as images, if a whole video must fit in one batch; None if it may be split."""
+        """The rules for reading a video as images if the batch must hold the whole video; otherwise None."""
         video_rules = self.engine_record.videos_as_images(self.version_of_rules)
         must_be_whole = (
             video_rules is not None and video_rules.must_fit_batch and tokens_of_whole_images(self.preset.model) > 0
@@ -489,7 +496,7 @@ class VLLMSettings(EngineServer):
 
     @property
     def largest_input_tokens(self) -> int:
-        """The tokens of the largest allowed image or video, which one batch must hold; 0 if it may be split."""
+        """The tokens of the largest image or video that must fit in one batch; 0 if none must."""
         if self.whole_video_rules is None or not self.loads_towers:
             return 0
         input_limits = self.flags.get("limit_mm_per_prompt", {})

@@ -282,7 +282,7 @@ class VLLMRecord(EngineRecord[VLLMRules]):
         return (ranges_with_version(self.recurrent_states, version_numbers) or self.recurrent_states)[-1]
 
     def compressed_pages_of(self, version_numbers: VersionNumbers) -> CompressedPages:
-        """Returns how a version lays out the cache of compressed attention in the blocks of its KV cache.
+        """Returns a version's rules for the pages of compressed attention in KV cache blocks.
 
         Raises `InputError` for a version before those that have it.
         """

@@ -129,8 +129,10 @@ class AdapterKernels(DiscardedOutputKernels):
         shapes_by_name: dict[str, Shape] = {"lora_A": (lora_rank, input_width), "lora_B": (local_width, adapters.rank)}
         self.is_in_adapter = True
         lora_a, lora_b = (
-            self.with_role(linear_role, partial(self.weight, f"{operation.name}.{name}.weight{expert_index}", shape))
-            for name, shape in shapes_by_name.items()
+            self.with_role(
+                linear_role, partial(self.weight, f"{operation.name}.{weight_name}.weight{expert_index}", shape)
+            )
+            for weight_name, shape in shapes_by_name.items()
         )
         self.is_in_adapter = False
         return lora_a, lora_b

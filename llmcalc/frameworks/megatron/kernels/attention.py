@@ -56,7 +56,7 @@ class AttentionKernels(LinearKernels):
             self.store_without_reshape(output_value, self.tensor_of(input_value))
 
     def tensor_of(self, program_value: Value) -> Tensor:
-        """Returns the tensor that was computed for a value of the program; for a view, the base tensor."""
+        """Returns the tensor of a program value; for a view, the tensor that the view is of."""
         tensor = self.tensors_by_value.get(id(program_value))
         if tensor is not None:
             return tensor
@@ -69,7 +69,7 @@ class AttentionKernels(LinearKernels):
         self.store_without_reshape(recorded_value, tensor)
 
     def do_repeat(self, operation: Step) -> None:
-        """Copies nothing, because attention backends read a key head once for all query heads that share it."""
+        """Does nothing, because attention kernels read each key head once for the query heads that share it."""
         self.store_output(operation, self.tensor_of(operation.input_values[0]))
 
     # --- queries, keys and values of one product ---------------------------------------------------------------------
@@ -138,18 +138,18 @@ class AttentionKernels(LinearKernels):
         if refusal_reason:
             raise self.unsupported(refusal_reason, operation.name)
         q, k, v = (self.tensor_read_by(operation, input_value) for input_value in operation.input_values[:3])
-        heads = operation.output_values[0].axes[0].size
+        head_count = operation.output_values[0].axes[0].size
         if operation.input_values[1].unrepeated_value is not None:
-            kv_heads = operation.input_values[1].unrepeated_value.axes[0].size
+            kv_head_count = operation.input_values[1].unrepeated_value.axes[0].size
         else:
-            kv_heads = operation.input_values[1].axes[0].size
+            kv_head_count = operation.input_values[1].axes[0].size
         is_cross_attention = operation.input_values[1].rows != operation.input_values[0].rows
         has_mask = self.rank_choices.has_padding_mask and (is_cross_attention or not operation.options["causal"])
         output_width = operation.output_values[0].width
 
         def run_attention(input_tensors: Sequence[Tensor]) -> Tensor:
             q, k, v = input_tensors
-            return self.attention(q, k, v, heads, kv_heads, output_width, has_mask)
+            return self.attention(q, k, v, head_count, kv_head_count, output_width, has_mask)
 
         qkv = [q, k, v]
         del q, k, v
@@ -162,17 +162,24 @@ class AttentionKernels(LinearKernels):
         self.store_output(operation, attention_output)
 
     def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, output_width: Number, masked: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        head_count: Number,
+        kv_head_count: Number,
+        output_width: Number,
+        masked: bool,
     ) -> Tensor:
         """Runs attention with the run's attention backend."""
         attention_backend = self.rank_choices.attention_backend
         if attention_backend == "fused":
-            return self.cudnn_attention(q, k, v, heads, output_width)
+            return self.cudnn_attention(q, k, v, head_count, output_width)
         if attention_backend == "flash":
-            return self.flash_attention(q, k, v, heads, output_width)
-        return self.unfused_attention(q, k, v, heads, kv_heads, output_width, masked)
+            return self.flash_attention(q, k, v, head_count, output_width)
+        return self.unfused_attention(q, k, v, head_count, kv_head_count, output_width, masked)
 
-    def cudnn_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, output_width: Number) -> Tensor:
+    def cudnn_attention(self, q: Tensor, k: Tensor, v: Tensor, head_count: Number, output_width: Number) -> Tensor:
         """Runs cuDNN's attention, which saves its inputs, output, and one logsumexp per query and head.
 
         Its backward pass has a workspace beside the gradients, where queries' gradients and a number per query and head
@@ -189,7 +196,7 @@ class AttentionKernels(LinearKernels):
         input_shapes = [x.shape for x in qkv]
         fused_qkv_shape = (row_count, q.strides[0]) if shares_storage else None
         attn_output = self.new_tensor(row_count, output_width)
-        logsumexp = self.new_tensor(row_count, heads, FLOAT32)
+        logsumexp = self.new_tensor(row_count, head_count, FLOAT32)
         random_state = graph.new_tensor((2,), INT64)
 
         def backward(
@@ -197,10 +204,10 @@ class AttentionKernels(LinearKernels):
         ) -> Gradients:
             if fused_qkv_shape is None:
                 input_gradients = [graph.new_tensor(input_shape, output_gradient.dtype) for input_shape in input_shapes]
-                self.cudnn_workspace(query_sums_shape, heads)
+                self.cudnn_workspace(query_sums_shape, head_count)
                 return input_gradients
             fused_qkv_gradient = graph.new_tensor(fused_qkv_shape, output_gradient.dtype)
-            self.cudnn_workspace(query_sums_shape, heads)
+            self.cudnn_workspace(query_sums_shape, head_count)
             return [
                 Tensor(input_shape, output_gradient.dtype, fused_qkv_gradient.storage, fused_qkv_gradient.strides)
                 for input_shape in input_shapes
@@ -209,19 +216,19 @@ class AttentionKernels(LinearKernels):
         self.record_node("attention", qkv, [attn_output], backward, *qkv, attn_output, logsumexp, random_state)
         return self.all_to_all_output(attn_output)
 
-    def cudnn_workspace(self, gradient_sums_shape: tuple[Number, Number] | None, heads: Number) -> None:
+    def cudnn_workspace(self, gradient_sums_shape: tuple[Number, Number] | None, head_count: Number) -> None:
         """Allocates and frees the workspace of cuDNN's backward pass.
 
         gradient_sums_shape: shape of the fp32 gradient sums; None without them.
         """
         if gradient_sums_shape is not None:
             query_gradient_sums = self.graph.new_tensor(
-                (gradient_sums_shape[0], gradient_sums_shape[1] + heads), FLOAT32
+                (gradient_sums_shape[0], gradient_sums_shape[1] + head_count), FLOAT32
             )
             del query_gradient_sums
 
     def all_to_all_output(self, attention_output: Tensor) -> Tensor:
-        """Returns attention's output after an all-to-all, where context-parallel ranks divide heads.
+        """Returns the output of attention after the all-to-all of context-parallel ranks that divide heads.
 
         The output before the all-to-all stays saved.
         """
@@ -229,7 +236,7 @@ class AttentionKernels(LinearKernels):
             return attention_output
         return self.node_with_new_gradients("all_to_all", (attention_output,), self.empty_like(attention_output))
 
-    def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, output_width: Number) -> Tensor:
+    def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, head_count: Number, output_width: Number) -> Tensor:
         """Runs FlashAttention on [batch, tokens, heads, size]; a batch above 1 needs copies of the inputs."""
         autograd_graph, row_count, has_several_sequences = self.graph, q.shape[0], self.run_config.batch != 1
         if has_several_sequences:
@@ -239,17 +246,17 @@ class AttentionKernels(LinearKernels):
         qkv = (q, k, v)
         input_shapes = [x.shape for x in qkv]
         attn_output = self.new_tensor(row_count, output_width)
-        logsumexp = self.new_tensor(row_count, heads, FLOAT32)
+        logsumexp = self.new_tensor(row_count, head_count, FLOAT32)
         random_state = autograd_graph.new_tensor((2,), INT64)
         q_shape, split_count = q.shape, 1
         if self.rank_choices.is_deterministic:  # flash_api.cpp, `mha_bwd`: a sum of its own for each group of blocks
-            split_count = ceil_div(self.rank_choices.multiprocessor_count, self.run_config.batch * heads)
+            split_count = ceil_div(self.rank_choices.multiprocessor_count, self.run_config.batch * head_count)
 
         def backward(
             saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             input_gradients = [autograd_graph.new_tensor(shape, output_gradient.dtype) for shape in input_shapes]
-            logsumexp = self.new_tensor(row_count, heads, FLOAT32)
+            logsumexp = self.new_tensor(row_count, head_count, FLOAT32)
             query_gradient_sums = autograd_graph.new_tensor((split_count * q_shape[0], q_shape[1]), FLOAT32)
             del query_gradient_sums, logsumexp
             return input_gradients
@@ -259,22 +266,29 @@ class AttentionKernels(LinearKernels):
         return self.dense_copy(attn_output) if has_several_sequences else attn_output
 
     def unfused_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, heads: Number, kv_heads: Number, width: Number, is_masked: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        head_count: Number,
+        kv_head_count: Number,
+        output_width: Number,
+        is_masked: bool,
     ) -> Tensor:
         """Computes attention with all scores in memory, as UnfusedDotProductAttention and DotProductAttention do."""
-        autograd_graph, kernel_choices, batch = self.graph, self.rank_choices, self.run_config.batch
+        autograd_graph, kernel_choices, batch_size = self.graph, self.rank_choices, self.run_config.batch
         row_count, key_row_count = q.shape[0], k.shape[0]
-        if kv_heads != heads:  # keys and values repeated for each query head
+        if kv_head_count != head_count:  # keys and values repeated for each query head
             repeated_shape = (key_row_count, q.shape[1])
             q = self.contiguous(q)
             k = self.copy_reordered("repeat", k, repeated_shape)
-            v = self.copy_reordered("repeat", v, (key_row_count, width))
+            v = self.copy_reordered("repeat", v, (key_row_count, output_width))
         self.persistent.use_torch_workspace("forward")
-        scores_shape = (batch * heads * (row_count // batch), key_row_count // batch)
+        scores_shape = (batch_size * head_count * (row_count // batch_size), key_row_count // batch_size)
         uses_transformer_engine = kernel_choices.uses_transformer_engine
         attention_mask = None
         if is_masked and uses_transformer_engine:
-            attention_mask = autograd_graph.new_tensor((row_count, key_row_count // batch), BOOL)
+            attention_mask = autograd_graph.new_tensor((row_count, key_row_count // batch_size), BOOL)
         if uses_transformer_engine:
             baddbmm_input: Tensor | None = autograd_graph.new_tensor(scores_shape, q.dtype)
         else:
@@ -298,7 +312,7 @@ class AttentionKernels(LinearKernels):
         self.record_node("scores", (q, k), [raw_scores], scores_backward, q, k)
         del baddbmm_input, q, k
         has_fused_softmax = uses_transformer_engine or self.has_fused_softmax(
-            batch * heads, row_count // batch, key_row_count // batch
+            batch_size * head_count, row_count // batch_size, key_row_count // batch_size
         )
         attention_probs = self.fused_softmax(raw_scores) if has_fused_softmax else self.unfused_softmax(raw_scores)
         if attention_mask is not None:
@@ -318,7 +332,7 @@ class AttentionKernels(LinearKernels):
                 autograd_graph.new_tensor(value_shape, output_gradient.dtype),
             ]
 
-        context_rows = self.new_tensor(row_count, width)
+        context_rows = self.new_tensor(row_count, output_width)
         self.record_node("context", (attention_probs, v), [context_rows], context_backward, attention_probs, v)
         del attention_probs, v
         attention_output = self.dense_copy(context_rows)  # its gradient is viewed in the other order
@@ -342,10 +356,10 @@ class AttentionKernels(LinearKernels):
         probs = self.empty_like(scores)
         return self.node_with_new_gradients("softmax", (scores,), probs, probs)
 
-    def has_fused_softmax(self, heads: Number, query_count: Number, key_count: Number) -> bool:
+    def has_fused_softmax(self, head_count: Number, query_count: Number, key_count: Number) -> bool:
         """Whether FusedScaleMaskSoftmax has a kernel for these sizes (fused_softmax.py, `is_kernel_available`)."""
         has_fitting_sizes = 16 < key_count <= MAX_FUSED_SOFTMAX_KEYS and query_count % 4 == 0 and key_count % 4 == 0
-        return bool(self.rank_choices.fuses_softmax and has_fitting_sizes and heads % 4 == 0)
+        return bool(self.rank_choices.fuses_softmax and has_fitting_sizes and head_count % 4 == 0)
 
     def unfused_softmax(self, scores: Tensor) -> Tensor:
         """Runs `forward_torch_softmax`, in float32 with `runs_softmax_in_fp32`; the mask is applied in place."""

@@ -36,7 +36,7 @@ class ElementwiseKernels(AttentionKernels):
     # --- activations -------------------------------------------------------------------------------------------------
 
     def do_act(self, operation: Step) -> None:
-        """Runs an activation; the activation of a gate is run later, together with the multiplication by the gate."""
+        """Runs an activation, unless the activation is a gate's, which the multiplication runs."""
         x = self.tensor_read_by(operation, operation.input_values[0])
         if self._is_gate(operation.output_values[0]):
             self.store_output(operation, x)
@@ -45,7 +45,7 @@ class ElementwiseKernels(AttentionKernels):
         self.store_output(operation, self.activation(x, bias))
 
     def _is_gate(self, program_value: Value) -> bool:
-        """Whether a value of the program is a gate, by which a later operation multiplies."""
+        """Whether a later operation multiplies by a value of the program."""
         return any(step.verb == "mul" for step, _ in self.readers_by_storage.get(id(program_value.storage), ()))
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -109,13 +109,13 @@ class ElementwiseKernels(AttentionKernels):
     # --- additions ---------------------------------------------------------------------------------------------------
 
     def do_dropout(self, operation: Step) -> None:
-        """Marks the dropout of a sublayer's output as pending, because it runs fused with the residual addition."""
+        """Postpones the dropout of a sublayer's output to the residual addition, which includes it."""
         self.store_output(operation, self.tensor_of(operation.input_values[0]))
         if operation.options["place"] in ("attention_output", "feed_forward"):
             self.dropout_outputs.add(id(operation.output_values[0]))
 
     def do_add(self, operation: Step) -> None:
-        """Adds two tensors, and applies the dropout that an earlier operation left pending for either tensor."""
+        """Adds two tensors, with the dropout that an earlier operation has postponed."""
         dropout_output = next(
             (input_value for input_value in operation.input_values if id(input_value) in self.dropout_outputs), None
         )

@@ -42,7 +42,9 @@ class ExpertKernels(HeadKernels):
             router_position = 0
             if not self.rank_choices.runs_shared_experts_first:
                 router_position = 1 + next(
-                    i for i, item in enumerate(remaining_items) if isinstance(item, Step) and item.verb == "dispatch"
+                    item_index
+                    for item_index, item in enumerate(remaining_items)
+                    if isinstance(item, Step) and item.verb == "dispatch"
                 )
             module_scope.items = [
                 *remaining_items[:router_position],
@@ -68,19 +70,19 @@ class ExpertKernels(HeadKernels):
 
     def shared_expert_gate(self, operation: Step, x: Tensor) -> Tensor:
         """Runs the gate of shared experts (SharedExpertMLP.forward), with one logit per token."""
-        first_parameter_index, (n_rows, n_in) = len(self.ordered_parameters), x.shape
+        first_parameter_index, (row_count, input_width) = len(self.ordered_parameters), x.shape
         weight, _ = self.linear_weights(operation, operation.output_values[0].width, "")
         self.deferred_parameters += self.ordered_parameters[first_parameter_index:]
         del self.ordered_parameters[first_parameter_index:]
         self.persistent.use_torch_workspace("forward")
-        gate_logits = self.new_tensor(n_rows, weight.shape[0])
+        gate_logits = self.new_tensor(row_count, weight.shape[0])
 
         def backward(
             saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             self.persistent.use_torch_workspace("backward")
             return [
-                self.new_tensor(n_rows, n_in),
+                self.new_tensor(row_count, input_width),
                 self.graph.new_tensor(weight.shape, BFLOAT16) if needs_grad else None,
             ]
 
@@ -119,7 +121,7 @@ class ExpertKernels(HeadKernels):
         return router_logits
 
     def do_vector(self, operation: Step) -> None:
-        """Creates the bias that corrects the experts' scores, or the learned numbers of xIELU, which every rank has.
+        """Creates a small vector of parameters: the experts' score bias, or xIELU's learned numbers.
 
         xIELU: swiss-ai/Megatron-LM, megatron/core/activations.py, one compiled kernel that saves its input.
         """
@@ -134,7 +136,7 @@ class ExpertKernels(HeadKernels):
             raise self.unknown_verb_error(operation, operation.verb)
 
     def do_buffer(self, operation: Step) -> None:
-        """Creates the bias that corrects the experts' scores, without counting the bias's few bytes."""
+        """Creates the bias of the experts' scores, whose few bytes are not counted."""
         self.store_output(operation, empty(UncountedMeter(), self.shape(operation.output_values[0]), FLOAT32))
 
     def do_route(self, operation: Step) -> None:
@@ -212,15 +214,15 @@ class ExpertKernels(HeadKernels):
         return expert_count
 
     def received_rows(self, row_count: Number) -> Number:
-        """Returns the number of token rows for this rank's experts. row_count: tokens of each rank."""
+        """Returns the number of token rows that this rank's experts receive. row_count: tokens of each rank."""
         return self.sent_rows(row_count) * self.rank_choices.etp
 
-    def sent_rows(self, tokens: Number) -> Number:
-        """Returns the number of token rows that a rank sends to experts. tokens: the rank's tokens."""
+    def sent_rows(self, token_count: Number) -> Number:
+        """Returns the number of token rows that a rank sends to experts. token_count: the rank's tokens."""
         if self.rank_choices.capacity_factor is None:
-            return tokens * self.top_k
+            return token_count * self.top_k
         return self.expert_count * math.ceil(
-            tokens * self.top_k / self.expert_count * self.rank_choices.capacity_factor
+            token_count * self.top_k / self.expert_count * self.rank_choices.capacity_factor
         )
 
     def move_rows(self, operation_name: str, x: Tensor, row_count: Number) -> Tensor:
@@ -228,7 +230,7 @@ class ExpertKernels(HeadKernels):
         return self.copy_reordered(operation_name, x, (row_count, *x.shape[1:]))
 
     def keep_in_dispatcher(self, *tensors: Tensor) -> None:
-        """Keeps tensors in the layer's token dispatcher, which references them until the layer's next forward pass.
+        """Keeps tensors alive in the token dispatcher until the layer's next forward pass.
 
         The graph of its probabilities refers to the layer's detached input.
         """
@@ -271,15 +273,15 @@ class ExpertKernels(HeadKernels):
         return expert_rows
 
     def permute(
-        self, x: Tensor, row_count: Number, tokens: Number, expert_count: Number, probs: Tensor | None
+        self, x: Tensor, row_count: Number, token_count: Number, expert_count: Number, probs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Sorts token rows by expert, and returns the sorted rows and the position map."""
         autograd_graph, row_width = self.graph, x.shape[1]
         if self.rank_choices.fuses_permutation:
-            row_map = autograd_graph.new_tensor((tokens, 2 * expert_count + 1), INT32)
+            row_map = autograd_graph.new_tensor((token_count, 2 * expert_count + 1), INT32)
         else:
-            transposed_map = autograd_graph.new_tensor((expert_count, tokens), BOOL)
-            row_order = autograd_graph.new_tensor((expert_count * tokens,), INT64)
+            transposed_map = autograd_graph.new_tensor((expert_count, token_count), BOOL)
+            row_order = autograd_graph.new_tensor((expert_count * token_count,), INT64)
             row_map = autograd_graph.new_tensor((row_count,), INT64)
             del transposed_map, row_order
         sorted_rows = autograd_graph.new_tensor((row_count, row_width), x.dtype)
@@ -300,14 +302,14 @@ class ExpertKernels(HeadKernels):
         self.row_probs = row_probs
         return sorted_rows, row_map
 
-    def unpermute(self, expert_outputs: list[Tensor], tokens: Number, row_index: Tensor) -> Tensor:
+    def unpermute(self, expert_outputs: list[Tensor], token_count: Number, row_index: Tensor) -> Tensor:
         """Sums the expert outputs of each token."""
         autograd_graph, y = self.graph, expert_outputs.pop()
         outputs_shape, dtype = y.shape, y.dtype
-        token_sums = autograd_graph.new_tensor((tokens, outputs_shape[1]), dtype)
+        token_sums = autograd_graph.new_tensor((token_count, outputs_shape[1]), dtype)
         if not self.rank_choices.fuses_permutation and self.rank_choices.is_deterministic:
             # made twice (moe_utils.py, `unpermute`)
-            token_sums = autograd_graph.new_tensor((tokens, outputs_shape[1]), dtype)
+            token_sums = autograd_graph.new_tensor((token_count, outputs_shape[1]), dtype)
         saved_for_backward = (
             [row_index, y]
             if self.rank_choices.is_deterministic and not self.rank_choices.fuses_permutation
@@ -332,10 +334,10 @@ class ExpertKernels(HeadKernels):
 
     def _send_rows_by_all_to_all(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
         """Runs MoEAlltoAllTokenDispatcher: sorts rows by expert, sends them to the experts' ranks, sorts them again."""
-        kernel_choices, (tokens, _) = self.rank_choices, x.shape
+        kernel_choices, (token_count, _) = self.rank_choices, x.shape
         probs, routing_mask = local_tensors["probs"], local_tensors["routing_map"]
-        row_count = self.sent_rows(tokens)
-        expert_rows, row_map = self.permute(x, row_count, tokens, self.expert_count, probs)
+        row_count = self.sent_rows(token_count)
+        expert_rows, row_map = self.permute(x, row_count, token_count, self.expert_count, probs)
         self.keep_in_dispatcher(row_map, routing_mask, probs)
         local_tensors["index"] = row_map
         local_tensors["hidden_states"] = expert_rows
@@ -350,7 +352,7 @@ class ExpertKernels(HeadKernels):
         if self.local_expert_count > 1:
             expert_rows = self.move_rows("sort", expert_rows, row_count)
             self.row_probs = self.move_rows("sort", self.row_probs, row_count)
-        self.dispatched_token_count = tokens
+        self.dispatched_token_count = token_count
         return expert_rows
 
     def _send_rows_by_hybridep(self, x: Tensor, local_tensors: dict[str, Tensor]) -> Tensor:
@@ -361,7 +363,7 @@ class ExpertKernels(HeadKernels):
         Source: DeepEP, hybrid-ep at 94a9f8f, csrc/hybrid_ep/executor/executor.cu, `metadata_preprocess_core`, and
         hybrid_ep.cu, `dispatch_with_permute`.
         """
-        kernel_choices, autograd_graph, (tokens, row_width) = self.rank_choices, self.graph, x.shape
+        kernel_choices, autograd_graph, (token_count, row_width) = self.rank_choices, self.graph, x.shape
         rank_count, local_expert_count, probs = (
             kernel_choices.ep * kernel_choices.etp,
             self.local_expert_count,
@@ -369,15 +371,15 @@ class ExpertKernels(HeadKernels):
         )
         if probs.dtype is not FLOAT32:
             probs = self.aten.to(probs, FLOAT32)
-        row_count, column_count = self.received_rows(tokens), self.expert_count * kernel_choices.etp
+        row_count, column_count = self.received_rows(token_count), self.expert_count * kernel_choices.etp
         if kernel_choices.etp > 1:  # the map and the probabilities, for each rank that divides an expert
-            self.keep_in_dispatcher(autograd_graph.new_tensor((tokens, column_count), BOOL))
-            probs = self.copy_reordered("expand", probs, (tokens, column_count))
+            self.keep_in_dispatcher(autograd_graph.new_tensor((token_count, column_count), BOOL))
+            probs = self.copy_reordered("expand", probs, (token_count, column_count))
         dispatch_handle = [
-            autograd_graph.new_tensor((tokens, rank_count), INT32),
-            autograd_graph.new_tensor((tokens, 1), BOOL),
-            autograd_graph.new_tensor((tokens * rank_count, local_expert_count), BOOL),
-            autograd_graph.new_tensor((tokens * rank_count, local_expert_count), INT32),
+            autograd_graph.new_tensor((token_count, rank_count), INT32),
+            autograd_graph.new_tensor((token_count, 1), BOOL),
+            autograd_graph.new_tensor((token_count * rank_count, local_expert_count), BOOL),
+            autograd_graph.new_tensor((token_count * rank_count, local_expert_count), INT32),
         ]
         expert_rows = autograd_graph.new_tensor((row_count, row_width), x.dtype)
         row_probs = autograd_graph.new_tensor((row_count, 1), FLOAT32)
@@ -388,7 +390,7 @@ class ExpertKernels(HeadKernels):
         ) -> Gradients:
             return [
                 autograd_graph.new_tensor(x_shape, BFLOAT16),
-                autograd_graph.new_tensor((tokens, column_count), FLOAT32),
+                autograd_graph.new_tensor((token_count, column_count), FLOAT32),
             ]
 
         self.record_node("dispatch", (x, probs), [expert_rows, row_probs], backward, *dispatch_handle)
@@ -399,7 +401,7 @@ class ExpertKernels(HeadKernels):
         )
         local_tensors["hidden_states"], local_tensors["dispatched_input"] = x, expert_rows
         self.row_probs = row_probs
-        self.dispatched_token_count = tokens
+        self.dispatched_token_count = token_count
         self.dispatch_handle: list[Tensor] = dispatch_handle
         return expert_rows
 
@@ -455,7 +457,7 @@ class ExpertKernels(HeadKernels):
         raise self.unsupported("no kernels for an expert's layer outside of experts", operation.name)
 
     def module_kernel(self, module_scope: ModuleScope) -> Callable[[], None] | None:
-        """Returns the kernel that runs experts in sequence (SequentialMLP), for products that are not grouped."""
+        """Returns the kernel that runs experts one after another (SequentialMLP); None for grouped products."""
         expert_steps = [item for item in module_scope.items if isinstance(item, Step) and item.verb == "experts"]
         if self.rank_choices.uses_grouped_gemm or not expert_steps:
             return super().module_kernel(module_scope)
@@ -537,7 +539,7 @@ class ExpertKernels(HeadKernels):
         return expert_output if bias is None else self.with_bias(expert_output, bias)
 
     def fused_expert_steps(self, operation: Step) -> list[Step]:
-        """Returns the linear layers of the experts with the same input, which run as one grouped matrix product."""
+        """Returns the experts' linear layers with one common input, which run as a single grouped product."""
         output_readers = self.readers_by_storage[id(operation.input_values[0].storage)]
         return [
             consumer_step
@@ -567,7 +569,7 @@ class ExpertKernels(HeadKernels):
 
     def grouped_product(self, x: Tensor, weights: list[Tensor], biases: Sequence[Tensor] = ()) -> Tensor:
         """Runs a grouped product, which saves its input for the gradients of trained weights."""
-        (row_count, n_in), trains_weights = x.shape, weights[0].needs_grad
+        (row_count, input_width), trains_weights = x.shape, weights[0].needs_grad
         self.persistent.use_grouped_workspaces()
         product_output = self.new_tensor(row_count, weights[0].shape[0])
 
@@ -576,7 +578,7 @@ class ExpertKernels(HeadKernels):
         ) -> Gradients:
             self.persistent.use_grouped_workspaces()
             bias_gradients = [self.graph.new_tensor(parameter.shape, output_gradient.dtype) for parameter in biases]
-            input_gradient = self.new_tensor(row_count, n_in)
+            input_gradient = self.new_tensor(row_count, input_width)
             weight_gradients = [self.weight_gradient(parameter) for parameter in weights]
             if trains_weights:
                 saved_tensors[0] = None  # clear_tensor_data(*inputmats)

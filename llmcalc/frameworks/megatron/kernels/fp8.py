@@ -75,7 +75,11 @@ def state_sizes(kernel_choices: RankKernelChoices) -> list[int]:
     Three belong to the input, weight and output, two to gradients.
     """
     return (
-        [4 * tensor_count for size in (3, 2) for tensor_count in (size, size * kernel_choices.amax_history_length)]
+        [
+            4 * tensor_count
+            for direction_factor in (3, 2)
+            for tensor_count in (direction_factor, direction_factor * kernel_choices.amax_history_length)
+        ]
         if kernel_choices.fp8_recipe == "delayed"
         else []
     )
@@ -100,7 +104,9 @@ class Fp8Kernels(DeltaKernels):
         kernel_choices = self.rank_choices
         if kernel_choices.fp8_recipe == "none":
             return False
-        layer_index = next((call.layer_index for call in self.frames if call.layer_index is not None), None)
+        layer_index = next(
+            (module_call.layer_index for module_call in self.frames if module_call.layer_index is not None), None
+        )
         if layer_index is None or self.is_in_multi_token_prediction:
             return True
         first_bf16_layers, last_bf16_layers = kernel_choices.bf16_layer_counts
@@ -110,28 +116,32 @@ class Fp8Kernels(DeltaKernels):
         self, row_count: Number, row_width: Number, needs_rowwise: bool = True, needs_columnwise: bool = True
     ) -> QuantizedTensor:
         """Returns an 8-bit tensor, quantized rowwise or columnwise as the products need."""
-        choices = self.rank_choices
-        row_specs, column_specs = quantized_specs(choices.fp8_recipe, row_count, row_width)
-        if choices.fp8_recipe not in PER_TENSOR_SCALE_RECIPES:
+        kernel_choices = self.rank_choices
+        row_specs, column_specs = quantized_specs(kernel_choices.fp8_recipe, row_count, row_width)
+        if kernel_choices.fp8_recipe not in PER_TENSOR_SCALE_RECIPES:
             return QuantizedTensor(
-                [self.graph.new_tensor(*spec) for spec in row_specs] if needs_rowwise else [],
-                [self.graph.new_tensor(*spec) for spec in column_specs] if needs_columnwise else [],
+                [self.graph.new_tensor(*tensor_spec) for tensor_spec in row_specs] if needs_rowwise else [],
+                [self.graph.new_tensor(*tensor_spec) for tensor_spec in column_specs] if needs_columnwise else [],
             )
         row_tensors = (
-            [self.graph.new_tensor(*row_specs[0])] if needs_rowwise or not choices.saves_transposed_operands else []
+            [self.graph.new_tensor(*row_specs[0])]
+            if needs_rowwise or not kernel_choices.saves_transposed_operands
+            else []
         )
         transposed_tensors = (
-            [self.graph.new_tensor(*column_specs[0])] if needs_columnwise and choices.saves_transposed_operands else []
+            [self.graph.new_tensor(*column_specs[0])]
+            if needs_columnwise and kernel_choices.saves_transposed_operands
+            else []
         )
         row_scale = self.graph.new_tensor(*row_specs[1])
-        if not choices.saves_transposed_operands:
+        if not kernel_choices.saves_transposed_operands:
             return QuantizedTensor([*row_tensors, row_scale], [*row_tensors, row_scale])
         return QuantizedTensor(
             [*row_tensors, row_scale], [*transposed_tensors, row_scale] if transposed_tensors else []
         )
 
     def quantize_experts(
-        self, row_count: Number, width: Number, expert_count: int, needs_columnwise: bool = True
+        self, row_count: Number, row_width: Number, expert_count: int, needs_columnwise: bool = True
     ) -> QuantizedTensor:
         """Returns the 8-bit inputs of several experts, each expert with the same number of rows.
 
@@ -140,14 +150,16 @@ class Fp8Kernels(DeltaKernels):
         """
         if self.rank_choices.fp8_recipe in PER_TENSOR_SCALE_RECIPES:
             quantized_experts = [
-                self.quantize(row_count, width, needs_columnwise=needs_columnwise) for _ in range(expert_count)
+                self.quantize(row_count, row_width, needs_columnwise=needs_columnwise) for _ in range(expert_count)
             ]
             return QuantizedTensor(
                 [x for expert_tensors in quantized_experts for x in expert_tensors.rowwise],
                 [x for expert_tensors in quantized_experts for x in expert_tensors.columnwise],
             )
         buffer_sizes = []
-        for (data_shape, _), (scales_shape, dtype) in quantized_specs(self.rank_choices.fp8_recipe, row_count, width):
+        for (data_shape, _), (scales_shape, dtype) in quantized_specs(
+            self.rank_choices.fp8_recipe, row_count, row_width
+        ):
             nbytes = expert_count * (round_up(numel(data_shape), 256) + round_up(numel(scales_shape) * dtype.bytes, 16))
             buffer_sizes.append(nbytes)
         row_buffers = [self.graph.new_tensor((buffer_sizes[0],), UINT8)]
@@ -158,7 +170,7 @@ class Fp8Kernels(DeltaKernels):
     def gather_quantized(
         self, row_count: Number, row_width: Number, needs_rowwise: bool, needs_columnwise: bool
     ) -> tuple[QuantizedTensor, list[Tensor]]:
-        """All-gathers an 8-bit tensor over sequence-parallel ranks, and returns it with the sorting buffers."""
+        """All-gathers an 8-bit tensor over sequence-parallel ranks; also returns buffers for sorting its rows."""
         row_multiple = SIZE_MULTIPLE_BY_RECIPE.get(self.rank_choices.fp8_recipe, 1)
         if exact_div(row_count, self.rank_choices.tp) % row_multiple or row_width % row_multiple:
             raise self.unsupported(
@@ -194,8 +206,8 @@ class Fp8Kernels(DeltaKernels):
             return self.column_linear_saving_16_bits(x, weight, bias)
         is_sharded = self.rank_choices.sequence_parallel
         gathers_rowwise_only = self.gathers_rowwise_only and self.rank_choices.sequence_parallel
-        local_rows, n_in = x.shape
-        n_rows, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
+        local_rows, input_width = x.shape
+        row_count, output_width = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
         norm_statistics: list[Tensor] = []
         norm_output: Tensor | None = None
         if deferred_norm is not None:
@@ -203,16 +215,16 @@ class Fp8Kernels(DeltaKernels):
             has_mean = deferred_norm.options["spec"].type == "layernorm"
             norm_statistics = [self.new_row_statistics(local_rows) for _ in range(2 if has_mean else 1)]
         quantized_input = self.quantize(
-            local_rows, n_in, needs_columnwise=not gathers_rowwise_only and self.graph.is_grad_enabled
+            local_rows, input_width, needs_columnwise=not gathers_rowwise_only and self.graph.is_grad_enabled
         )
         del norm_output
         self.quantize_weight(weight)
         has_user_buffers = self.rank_choices.has_user_buffers
         gathered_input = (
-            self.gather_quantized(n_rows, n_in, True, False) if is_sharded and not has_user_buffers else None
+            self.gather_quantized(row_count, input_width, True, False) if is_sharded and not has_user_buffers else None
         )
         self.use_overlap_workspaces()
-        layer_output = self.new_tensor(n_rows, n_out)
+        layer_output = self.new_tensor(row_count, output_width)
         del gathered_input
         layer_inputs = [x, *norm, weight, *([] if bias is None else [bias])]
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
@@ -223,23 +235,23 @@ class Fp8Kernels(DeltaKernels):
         ) -> Gradients:
             new_tensor = self.new_tensor
             bias = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
-            quantized_gradients = [self.quantize(n_rows, n_out)]
+            quantized_gradients = [self.quantize(row_count, output_width)]
             gathered_input = (
-                [self.gather_quantized(n_rows, n_in, gathers_rowwise_only, not gathers_rowwise_only)]
+                [self.gather_quantized(row_count, input_width, gathers_rowwise_only, not gathers_rowwise_only)]
                 if is_sharded and not has_user_buffers
                 else []
             )
             self.use_overlap_workspaces()
-            input_gradient: Tensor | None = None if has_user_buffers else new_tensor(n_rows, n_in)
-            scattered_gradient = new_tensor(local_rows, n_in) if is_sharded and not has_user_buffers else None
+            input_gradient: Tensor | None = None if has_user_buffers else new_tensor(row_count, input_width)
+            scattered_gradient = new_tensor(local_rows, input_width) if is_sharded and not has_user_buffers else None
             transposed_copy = (
-                [new_tensor(n_in, n_rows, UINT8)]
+                [new_tensor(input_width, row_count, UINT8)]
                 if gathers_rowwise_only and self.rank_choices.saves_transposed_operands
                 else []
             )
             weight_gradient = self.weight_gradient(weight)
             if has_user_buffers:
-                input_gradient = new_tensor(local_rows, n_in)
+                input_gradient = new_tensor(local_rows, input_width)
             for i in input_positions:
                 saved_tensors[i] = None  # clear_tensor_data(ln_out)
             gathered_input.clear()
@@ -268,21 +280,23 @@ class Fp8Kernels(DeltaKernels):
 
     @property
     def saves_16_bit_input(self) -> bool:
-        """Whether the current module is shared experts, whose 16-bit input the router saves (shared_experts.py)."""
-        is_shared_expert = any(call.scope.node_fields.get("kind") == "shared_expert" for call in self.frames)
+        """Whether the module is shared experts, whose input the router has already saved in 16 bits."""
+        is_shared_expert = any(
+            module_call.scope.node_fields.get("kind") == "shared_expert" for module_call in self.frames
+        )
         return is_shared_expert and self.rank_choices.fp8_recipe != "delayed"
 
     def column_linear_saving_16_bits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Runs a column-parallel layer that saves its input in 16 bits, and quantizes it again in the backward pass."""
         is_sharded = self.rank_choices.sequence_parallel
         gathers_rowwise_only = self.gathers_rowwise_only and self.rank_choices.sequence_parallel
-        local_rows, n_in = x.shape
-        row_count, n_out = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
-        quantized_input = self.quantize(local_rows, n_in, needs_columnwise=False)
+        local_rows, input_width = x.shape
+        row_count, output_width = local_rows * self.rank_choices.tp if is_sharded else local_rows, weight.shape[0]
+        quantized_input = self.quantize(local_rows, input_width, needs_columnwise=False)
         self.quantize_weight(weight)
-        gathered_input = self.gather_quantized(row_count, n_in, True, False) if is_sharded else None
+        gathered_input = self.gather_quantized(row_count, input_width, True, False) if is_sharded else None
         self.persistent.use_engine_workspace()
-        layer_output = self.new_tensor(row_count, n_out)
+        layer_output = self.new_tensor(row_count, output_width)
         del gathered_input, quantized_input
         bias_shape = None if bias is None else bias.shape
 
@@ -290,18 +304,20 @@ class Fp8Kernels(DeltaKernels):
             saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             bias_gradients = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
-            quantized_gradients = [self.quantize(row_count, n_out)]
-            requantized_inputs = [self.quantize(local_rows, n_in, self.gathers_rowwise_only, not gathers_rowwise_only)]
+            quantized_gradients = [self.quantize(row_count, output_width)]
+            requantized_inputs = [
+                self.quantize(local_rows, input_width, self.gathers_rowwise_only, not gathers_rowwise_only)
+            ]
             gathered_input = (
-                [self.gather_quantized(row_count, n_in, gathers_rowwise_only, not gathers_rowwise_only)]
+                [self.gather_quantized(row_count, input_width, gathers_rowwise_only, not gathers_rowwise_only)]
                 if is_sharded
                 else []
             )
             self.persistent.use_engine_workspace()
-            input_gradient = self.new_tensor(row_count, n_in)
-            scattered_gradient = self.new_tensor(local_rows, n_in) if is_sharded else None
+            input_gradient = self.new_tensor(row_count, input_width)
+            scattered_gradient = self.new_tensor(local_rows, input_width) if is_sharded else None
             if gathers_rowwise_only and self.rank_choices.saves_transposed_operands:
-                transposed_copies = [self.new_tensor(n_in, row_count, UINT8)]
+                transposed_copies = [self.new_tensor(input_width, row_count, UINT8)]
             else:
                 transposed_copies = []
             weight_gradient = self.weight_gradient(weight)
@@ -323,7 +339,7 @@ class Fp8Kernels(DeltaKernels):
         """Runs TEGroupedLinear on 8-bit inputs, with a scale per expert."""
         if not self.runs_in_fp8:
             return super().grouped_linear(operation, x, output_width)
-        (row_count, n_in), expert_count = x.shape, self.local_expert_count
+        (row_count, input_width), expert_count = x.shape, self.local_expert_count
         rows_per_expert = row_count // expert_count
         row_multiple = (
             SIZE_MULTIPLE_BY_RECIPE["mxfp8"] if self.rank_choices.fp8_recipe == "mxfp8" else EXPERT_ROW_ALIGNMENT
@@ -334,8 +350,8 @@ class Fp8Kernels(DeltaKernels):
                 "each",
                 operation.name,
             )
-        weights, biases = self.expert_weights(operation, n_in, output_width, "expert")
-        quantized_input = self.quantize_experts(rows_per_expert, n_in, expert_count, self.graph.is_grad_enabled)
+        weights, biases = self.expert_weights(operation, input_width, output_width, "expert")
+        quantized_input = self.quantize_experts(rows_per_expert, input_width, expert_count, self.graph.is_grad_enabled)
         for parameter in weights:
             self.quantize_weight(parameter)
         self.persistent.use_grouped_workspaces()
@@ -347,7 +363,7 @@ class Fp8Kernels(DeltaKernels):
             bias_gradients = [self.graph.new_tensor(parameter.shape, output_gradient.dtype) for parameter in biases]
             _quantized_gradient = self.quantize_experts(rows_per_expert, output_width, expert_count)
             self.persistent.use_grouped_workspaces()
-            input_gradient = self.new_tensor(row_count, n_in)
+            input_gradient = self.new_tensor(row_count, input_width)
             weight_gradients = [self.weight_gradient(parameter) for parameter in weights]
             saved_tensors[:] = [None] * len(saved_tensors)  # clear_tensor_data(*inputmats)
             return [input_gradient, *weight_gradients, *bias_gradients]
@@ -386,38 +402,44 @@ class Fp8Kernels(DeltaKernels):
 
         saves_16_bits: whether the saved input has 16 bits. is_scattered: whether output rows are reduce-scattered.
         """
-        (n_rows, n_in), n_out = x.shape, weight.shape[0]
-        quantized_input = self.quantize(n_rows, n_in, needs_columnwise=not saves_16_bits and self.graph.is_grad_enabled)
+        (row_count, input_width), output_width = x.shape, weight.shape[0]
+        quantized_input = self.quantize(
+            row_count, input_width, needs_columnwise=not saves_16_bits and self.graph.is_grad_enabled
+        )
         self.quantize_weight(weight)
         uses_user_buffers = self.rank_choices.has_user_buffers and is_scattered
         if uses_user_buffers:
             self.use_overlap_workspaces()
         else:
             self.persistent.use_engine_workspace()
-        layer_output = self.new_tensor(self.local_rows(n_rows) if uses_user_buffers else n_rows, n_out)
+        layer_output = self.new_tensor(self.local_rows(row_count) if uses_user_buffers else row_count, output_width)
         if is_scattered and not uses_user_buffers:
-            layer_output = self.new_tensor(self.local_rows(n_rows), n_out)
+            layer_output = self.new_tensor(self.local_rows(row_count), output_width)
 
         def backward(
             saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             if uses_user_buffers:
-                quantized_gradients = [self.quantize(self.local_rows(n_rows), n_out)]
+                quantized_gradients = [self.quantize(self.local_rows(row_count), output_width)]
             elif is_scattered:
                 local_gradients = [
-                    self.quantize(self.local_rows(n_rows), n_out, needs_columnwise=not self.gathers_rowwise_only)
+                    self.quantize(
+                        self.local_rows(row_count), output_width, needs_columnwise=not self.gathers_rowwise_only
+                    )
                 ]
-                gathered_gradient, sorting_buffers = self.gather_quantized(n_rows, n_out, True, True)
+                gathered_gradient, sorting_buffers = self.gather_quantized(row_count, output_width, True, True)
                 quantized_gradients = [gathered_gradient]
                 local_gradients.clear()
                 del gathered_gradient, sorting_buffers
             else:
-                quantized_gradients = [self.quantize(n_rows, n_out)]
+                quantized_gradients = [self.quantize(row_count, output_width)]
             requantized_input = (
-                [self.quantize(n_rows, n_in, needs_rowwise=self.gathers_rowwise_only)] if saves_16_bits else []
+                [self.quantize(row_count, input_width, needs_rowwise=self.gathers_rowwise_only)]
+                if saves_16_bits
+                else []
             )
             self.persistent.use_engine_workspace()
-            input_gradient = self.new_tensor(n_rows, n_in)
+            input_gradient = self.new_tensor(row_count, input_width)
             weight_gradient = self.weight_gradient(weight)
             requantized_input.clear()
             if not saves_16_bits:

@@ -50,18 +50,22 @@ class DeltaKernels(MambaKernels):
 
     def _run_delta_mixer(self, module_scope: ModuleScope, delta_step: Step) -> None:
         """Runs the Gated DeltaNet mixer: projection, convolution, delta rule, gated norm (`GatedDeltaNet.forward`)."""
-        aten, delta_op, batch = self.aten, delta_step.op, self.run_config.batch
+        aten, delta_op, batch_size = self.aten, delta_step.op, self.run_config.batch
         assert isinstance(delta_op, DeltaRule)
         steps_with_module_path = operations_by_name(module_scope)
-        projection_widths = [steps_with_module_path[name].output_values[0].width for name in FUSED_PROJECTIONS]
+        projection_widths = [
+            steps_with_module_path[projection_name].output_values[0].width for projection_name in FUSED_PROJECTIONS
+        ]
         query_projection = steps_with_module_path[FUSED_PROJECTIONS[0]]
         input_value = query_projection.input_values[0]
         x = self.tensor_of(input_value)
         self.free_value(input_value.storage)
         projected_input = self.column_linear(query_projection, x, sum(projection_widths[1:], projection_widths[0]))
         del x
-        tokens = projected_input.shape[0] // batch
-        qkvzba = aten.transpose(aten.reshape(projected_input, (tokens, batch, projected_input.shape[1])), 0, 1)
+        token_count = projected_input.shape[0] // batch_size
+        qkvzba = aten.transpose(
+            aten.reshape(projected_input, (token_count, batch_size, projected_input.shape[1])), 0, 1
+        )
         del projected_input
         conv_channels = sum(projection_widths[1:3], projection_widths[0])
         qkv, gate, beta, alpha = aten.split(qkvzba, [conv_channels, *projection_widths[3:]])
@@ -70,8 +74,8 @@ class DeltaKernels(MambaKernels):
         conv_filters = self.weight("conv1d.weight", (conv_channels, 1, kernel_size))
         if self.rank_choices.is_deterministic:
             qkv = aten.contiguous(aten.transpose(qkv, 1, 2))
-            _conv_out = aten.convolution(qkv, conv_filters, None, tokens + kernel_size - 1)
-            qkv = aten.transpose(aten.elementwise_function("silu", aten.slice(_conv_out, tokens)), 1, 2)
+            _conv_out = aten.convolution(qkv, conv_filters, None, token_count + kernel_size - 1)
+            qkv = aten.transpose(aten.elementwise_function("silu", aten.slice(_conv_out, token_count)), 1, 2)
         else:
             qkv = fla.causal_conv1d(aten, qkv, aten.reshape(conv_filters, (conv_channels, kernel_size)))
         dt_bias, a_log = self.weight("dt_bias", (delta_op.heads,)), self.weight("A_log", (delta_op.heads,))
@@ -103,12 +107,12 @@ class DeltaKernels(MambaKernels):
 
         Queries and keys are repeated for each value head. Values and the output gate are copied.
         """
-        autograd_graph, (batch, tokens) = self.graph, qkv.shape[:2]
-        key_heads = exact_div(key_width, delta_op.key_dim)
-        qk_shape, head_shape = (batch, tokens, 2 * key_width), (batch, tokens, delta_op.heads)
+        autograd_graph, (batch_size, token_count) = self.graph, qkv.shape[:2]
+        key_head_count = exact_div(key_width, delta_op.key_dim)
+        qk_shape, head_shape = (batch_size, token_count, 2 * key_width), (batch_size, token_count, delta_op.heads)
         contiguous_qk = autograd_graph.new_tensor(qk_shape, BFLOAT16)
         normalized_qk = autograd_graph.new_tensor(qk_shape, BFLOAT16)
-        qk_norms = autograd_graph.new_tensor((batch, tokens, 2 * key_heads), FLOAT32)
+        qk_norms = autograd_graph.new_tensor((batch_size, token_count, 2 * key_head_count), FLOAT32)
         del contiguous_qk
         q, k = (autograd_graph.new_tensor((*head_shape, delta_op.key_dim), BFLOAT16) for _ in range(2))
         v = autograd_graph.new_tensor((*head_shape, delta_op.value_dim), BFLOAT16)
@@ -143,14 +147,14 @@ class DeltaKernels(MambaKernels):
 
     def _run_gated_norm(self, norm_step: Step, delta_op: DeltaRule, delta_output: Tensor, gate: Tensor) -> Tensor:
         """Runs _gated_norm_and_a2a: norm(y) · silu(gate), then moves the token axis before the batch axis."""
-        aten, (batch, tokens) = self.aten, delta_output.shape[:2]
-        flat_shape = (batch * tokens * delta_op.heads, delta_op.value_dim)
+        aten, (batch_size, token_count) = self.aten, delta_output.shape[:2]
+        flat_shape = (batch_size * token_count * delta_op.heads, delta_op.value_dim)
         normed_output = self.norm(aten.reshape(delta_output, flat_shape), norm_step, self.module_path(), flat_shape[0])
         gated_output = self.multiply_by_gate(normed_output, aten.reshape(gate, flat_shape))
         del normed_output
-        gated_output = aten.reshape(gated_output, (batch, tokens, delta_op.heads * delta_op.value_dim))
+        gated_output = aten.reshape(gated_output, (batch_size, token_count, delta_op.heads * delta_op.value_dim))
         gated_output = aten.contiguous(aten.transpose(gated_output, 0, 1))
-        return aten.reshape(gated_output, (batch * tokens, delta_op.heads * delta_op.value_dim))
+        return aten.reshape(gated_output, (batch_size * token_count, delta_op.heads * delta_op.value_dim))
 
 
 def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
@@ -161,7 +165,7 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, log_decay: T
     query, key, value, beta, log_decay = [
         aten.to(aten.contiguous(aten.transpose(x, 1, 2)), FLOAT32) for x in (q, k, v, beta, log_decay)
     ]
-    tokens, chunk_count = key.shape[2], ceil_div(key.shape[2], CHUNK_TOKENS)
+    token_count, chunk_count = key.shape[2], ceil_div(key.shape[2], CHUNK_TOKENS)
     padded_tokens = chunk_count * CHUNK_TOKENS
     query = aten.pad(query, padded_tokens, -2)
     key = aten.pad(key, padded_tokens, -2)
@@ -214,7 +218,7 @@ def chunked_delta_rule(aten: Aten, q: Tensor, k: Tensor, v: Tensor, log_decay: T
         )
         del decayed_state, remaining_decay
     del kv_state
-    delta_output = aten.slice(aten.flatten(delta_output, 2, 3), tokens, 2)
+    delta_output = aten.slice(aten.flatten(delta_output, 2, 3), token_count, 2)
     return aten.to(aten.contiguous(aten.transpose(delta_output, 1, 2)), q.dtype)
 
 

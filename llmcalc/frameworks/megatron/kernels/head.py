@@ -78,7 +78,7 @@ class HeadKernels(ElementwiseKernels):
 
     @property
     def layers_input_takes_gradient(self) -> bool:
-        """Whether a frozen table's embeddings need a gradient, for the recomputation of layers.
+        """Whether embeddings of a frozen table need a gradient, as for recomputed layers.
 
         Sources: modelscope/mcore-bridge, model/gpt_model.py, always; Megatron-Bridge, peft/recompute.py, only then.
         """
@@ -143,7 +143,7 @@ class HeadKernels(ElementwiseKernels):
         self.tensors_by_value[id(stack_output)] = hidden_states
 
     def run_layer(self, module_call: ModuleFrame, x: Tensor) -> Tensor:
-        """Runs one layer; depending on the run, detaches the layer's input and gathers the layer's weights first."""
+        """Runs a layer; if the run needs it, first detaches the layer's input and gathers the layer's weights."""
         if self.rank_choices.detaches_layer_inputs:
             x = self._detach_input(x)
         if self.weight_gathering is None or module_call.layer_index is None:
@@ -154,7 +154,7 @@ class HeadKernels(ElementwiseKernels):
         )
 
     def _detach_input(self, x: Tensor) -> Tensor:
-        """Returns a layer's input, detached; the autograd graph keeps the detached input and its gradient referenced.
+        """Returns a detached copy of a layer's input, whose gradient the backward pass passes on.
 
         Source: Megatron-LM, core/pipeline_parallel/utils.py, `ScheduleNode`.
         """
@@ -214,7 +214,7 @@ class HeadKernels(ElementwiseKernels):
         super()._index_operations(module_scope, module)
 
     def do_add_output(self, operation: Step) -> None:
-        """Computes the loss of a multi-token-prediction module, whose logits stay referenced until the main loss."""
+        """Computes the loss of a multi-token-prediction module, and keeps its logits until the main loss."""
         logits = self.tensor_of(operation.input_values[0])
         self.further_outputs.append(self.token_losses(logits))
         self.logits = [logits.detached()]
@@ -296,25 +296,25 @@ class HeadKernels(ElementwiseKernels):
 
     def _megatron_core_loss(self, logits: Tensor) -> Tensor:
         """Runs Megatron-Core's loss on a float32 copy of the logits, with softmax and gradient in place."""
-        autograd_graph, (n_rows, vocab_width) = self.graph, logits.shape
+        autograd_graph, (row_count, vocab_width) = self.graph, logits.shape
         is_fused = self.rank_choices.loss_implementation == "native"
-        logits_fp32 = autograd_graph.new_tensor((n_rows, vocab_width), FLOAT32)
-        row_max = self.new_row_statistics(n_rows)
-        target_mask = autograd_graph.new_tensor((n_rows, 1), BOOL)
-        masked_target = autograd_graph.new_tensor((n_rows, 1), INT64)
-        masked_target_1d = autograd_graph.new_tensor((n_rows, 1), INT64)
-        target_logits = self.new_row_statistics(n_rows)
-        exp_sums = self.new_row_statistics(n_rows)
+        logits_fp32 = autograd_graph.new_tensor((row_count, vocab_width), FLOAT32)
+        row_max = self.new_row_statistics(row_count)
+        target_mask = autograd_graph.new_tensor((row_count, 1), BOOL)
+        masked_target = autograd_graph.new_tensor((row_count, 1), INT64)
+        masked_target_1d = autograd_graph.new_tensor((row_count, 1), INT64)
+        target_logits = self.new_row_statistics(row_count)
+        exp_sums = self.new_row_statistics(row_count)
         del row_max, masked_target_1d
-        loss = self.new_row_statistics(n_rows)
+        loss = self.new_row_statistics(row_count)
         del target_logits, exp_sums
 
         def backward(
             saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             if is_fused:
-                logits_copy = autograd_graph.new_tensor((n_rows, vocab_width), FLOAT32)
-                logits_gradient = autograd_graph.new_tensor((n_rows, vocab_width), BFLOAT16)
+                logits_copy = autograd_graph.new_tensor((row_count, vocab_width), FLOAT32)
+                logits_gradient = autograd_graph.new_tensor((row_count, vocab_width), BFLOAT16)
                 del logits_copy
                 return [logits_gradient]
             return [saved_tensors[0]]

@@ -24,7 +24,7 @@ class LinearKernels(RankKernels):
     # --- norms -------------------------------------------------------------------------------------------------------
 
     def do_norm(self, operation: Step) -> None:
-        """Runs a norm, or defers the norm to a linear layer that fuses it."""
+        """Runs a norm; a norm that the next linear layer computes is deferred to that layer."""
         norm_input, norm_output = operation.input_values[0], operation.output_values[0]
         if self.is_fused_norm(operation):
             self.deferred_norms[id(norm_output.storage)] = operation, self.module_path()
@@ -49,17 +49,19 @@ class LinearKernels(RankKernels):
 
     def norm_weights(self, operation: Step, module_path: ModulePath) -> list[Tensor]:
         """Returns the weight and bias of a norm."""
-        spec: Norm = operation.options["spec"]
+        norm_spec: Norm = operation.options["spec"]
         norm_shape = (self.element_count(operation.options["over"]),)
-        weight_names = [name for name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present]
+        weight_names = [
+            name for name, is_present in (("weight", norm_spec.weight), ("bias", norm_spec.has_bias)) if is_present
+        ]
         return [self.weight(f"{operation.name}.{weight_name}", norm_shape, module_path) for weight_name in weight_names]
 
     def norm(self, x: Tensor, operation: Step, module_path: ModulePath, row_count: Number) -> Tensor:
         """Runs an unfused norm, which saves its input, and one or two statistics per row. row_count: number of rows."""
-        weights, spec = self.norm_weights(operation, module_path), operation.options["spec"]
+        weights, norm_spec = self.norm_weights(operation, module_path), operation.options["spec"]
         x = self.contiguous(x)
         norm_output = self.empty_like(x)
-        norm_statistics = [self.new_row_statistics(row_count) for _ in range(2 if spec.type == "layernorm" else 1)]
+        norm_statistics = [self.new_row_statistics(row_count) for _ in range(2 if norm_spec.type == "layernorm" else 1)]
         return self.node_with_new_gradients("norm", (x, *weights), norm_output, x, *norm_statistics)
 
     def is_fused_with_norm_before(self, operation: Step) -> bool:
@@ -171,7 +173,7 @@ class LinearKernels(RankKernels):
     def split_product(
         self, fused_operations: list[Step], linear_output: Tensor, output_widths: Sequence[Number]
     ) -> list[Tensor]:
-        """Returns an output for each of several fused linear layers; by default the whole fused output for each."""
+        """Returns the output of each of several fused linear layers; by default all have the whole output."""
         return [linear_output for _ in output_widths]
 
     def linear_weights(self, operation: Step, output_width: Number, weight_role: str) -> tuple[Tensor, Tensor | None]:
@@ -204,7 +206,7 @@ class LinearKernels(RankKernels):
         )
 
     def adds_bias(self, operation: Step) -> bool:
-        """Whether a column-parallel layer adds its bias itself, because no later activation adds the bias."""
+        """Whether a column-parallel layer adds its bias, which otherwise the next activation adds."""
         return operation.weight is None or operation.weight.output_axes[0].name != "ffn"
 
     def transformer_engine_column_linear(
@@ -216,11 +218,11 @@ class LinearKernels(RankKernels):
         (`return_layernorm_output`, `return_layernorm_output_gathered`).
         """
         kernel_choices, is_sharded = self.rank_choices, self.rank_choices.sequence_parallel
-        local_rows, n_in = x.shape
+        local_rows, input_width = x.shape
         row_count = local_rows * kernel_choices.tp if is_sharded else local_rows
         norm_output, norm_statistics = (x, []) if deferred_norm is None else self._run_fused_norm(x, deferred_norm)
         gathered_input = (
-            self.new_tensor(row_count, n_in) if is_sharded and not kernel_choices.has_user_buffers else None
+            self.new_tensor(row_count, input_width) if is_sharded and not kernel_choices.has_user_buffers else None
         )
         self.use_overlap_workspaces()
         layer_output = self.new_tensor(row_count, weight.shape[0])
@@ -236,19 +238,23 @@ class LinearKernels(RankKernels):
         def backward(saved_tensors: SavedTensors, gradients: Any, needs_input_grad: NeedsInputGrad) -> Gradients:
             new_tensor, has_user_buffers = self.new_tensor, kernel_choices.has_user_buffers
             output_gradient, norm_gradient = gradients if returns_norm else (gradients, None)
-            gathered_input = new_tensor(row_count, n_in) if is_sharded and not has_user_buffers and needs_grad else None
+            gathered_input = (
+                new_tensor(row_count, input_width) if is_sharded and not has_user_buffers and needs_grad else None
+            )
             self.use_overlap_workspaces()
             input_gradient: Tensor | None = (
-                None if has_user_buffers or not needs_input_grad[0] else new_tensor(row_count, n_in)
+                None if has_user_buffers or not needs_input_grad[0] else new_tensor(row_count, input_width)
             )
             if returns_gathered_input:
-                input_gradient = new_tensor(row_count, n_in)  # the sum with the gradient of the returned rows
+                input_gradient = new_tensor(row_count, input_width)  # the sum with the gradient of the returned rows
             scattered_gradient = (
-                new_tensor(local_rows, n_in) if is_sharded and not has_user_buffers and needs_input_grad[0] else None
+                new_tensor(local_rows, input_width)
+                if is_sharded and not has_user_buffers and needs_input_grad[0]
+                else None
             )
             weight_gradient = self.weight_gradient(weight)
             if has_user_buffers:  # a copy of what the buffer has after the product for the weight
-                input_gradient = new_tensor(local_rows, n_in)
+                input_gradient = new_tensor(local_rows, input_width)
             bias = [] if bias_shape is None else [self.graph.new_tensor(bias_shape, output_gradient.dtype)]
             if needs_grad:
                 saved_tensors[1 if has_norm else 0] = None  # clear_tensor_data(ln_out)
@@ -256,7 +262,7 @@ class LinearKernels(RankKernels):
             if not has_norm:
                 return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
             if norm_gradient is not None and not returns_gathered_input:
-                input_gradient, scattered_gradient = new_tensor(local_rows, n_in), None
+                input_gradient, scattered_gradient = new_tensor(local_rows, input_width), None
             x_gradient = self.graph.new_tensor(shape, output_gradient.dtype)
             del input_gradient, scattered_gradient
             return [
@@ -286,10 +292,10 @@ class LinearKernels(RankKernels):
 
     def megatron_core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:
         """Runs Megatron-Core's ColumnParallelLinear, which gathers rows in a buffer shared by all such layers."""
-        is_sharded, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
+        is_sharded, (local_rows, input_width) = self.rank_choices.sequence_parallel, x.shape
         row_count = local_rows * self.rank_choices.tp if is_sharded else local_rows
         if is_sharded:
-            self.persistent.grow_gather_buffer(2 * row_count * n_in)
+            self.persistent.grow_gather_buffer(2 * row_count * input_width)
         self.persistent.use_torch_workspace("forward")
         layer_output = self.new_tensor(row_count, weight.shape[0])
         self.activation_bias = None if adds_bias else bias
@@ -301,8 +307,10 @@ class LinearKernels(RankKernels):
             saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             if is_sharded:
-                self.persistent.grow_gather_buffer(2 * row_count * n_in)
-            return self._run_megatron_core_backward(output_gradient, row_count, (local_rows, n_in), weight, added_bias)
+                self.persistent.grow_gather_buffer(2 * row_count * input_width)
+            return self._run_megatron_core_backward(
+                output_gradient, row_count, (local_rows, input_width), weight, added_bias
+            )
 
         self.record_node(
             "column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [layer_output], backward, x
@@ -332,19 +340,25 @@ class LinearKernels(RankKernels):
 
     def transformer_engine_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs Transformer Engine's row-parallel Linear, which saves its input for the gradient of a trained weight."""
-        is_sharded, (row_count, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
+        is_sharded, (row_count, input_width), output_width = (
+            self.rank_choices.sequence_parallel,
+            x.shape,
+            weight.shape[0],
+        )
         uses_user_buffers, trains_weight = self.rank_choices.has_user_buffers, weight.needs_grad
         self.use_overlap_workspaces()
-        layer_output = self.new_tensor(self.local_rows(row_count) if uses_user_buffers else row_count, n_out)
+        layer_output = self.new_tensor(self.local_rows(row_count) if uses_user_buffers else row_count, output_width)
         if is_sharded and not uses_user_buffers:
-            layer_output = self.new_tensor(self.local_rows(row_count), n_out)
+            layer_output = self.new_tensor(self.local_rows(row_count), output_width)
 
         def backward(
             saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
-            gathered_gradient = self.new_tensor(row_count, n_out) if is_sharded and not uses_user_buffers else None
+            gathered_gradient = (
+                self.new_tensor(row_count, output_width) if is_sharded and not uses_user_buffers else None
+            )
             self.use_overlap_workspaces()
-            input_gradient = self.new_tensor(row_count, n_in)
+            input_gradient = self.new_tensor(row_count, input_width)
             if uses_user_buffers:
                 self.persistent.use_engine_workspace()
             weight_gradient = self.weight_gradient(weight)
@@ -358,20 +372,24 @@ class LinearKernels(RankKernels):
 
     def megatron_core_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Runs Megatron-Core's RowParallelLinear, whose reduction over ranks is a separate graph node."""
-        is_sharded, (row_count, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
+        is_sharded, (row_count, input_width), output_width = (
+            self.rank_choices.sequence_parallel,
+            x.shape,
+            weight.shape[0],
+        )
         self.persistent.use_torch_workspace("forward")
-        layer_output = self.new_tensor(row_count, n_out)
+        layer_output = self.new_tensor(row_count, output_width)
 
         def backward(
             saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             self.persistent.use_torch_workspace("backward")
-            return [self.new_tensor(row_count, n_in), self.weight_gradient(weight)]
+            return [self.new_tensor(row_count, input_width), self.weight_gradient(weight)]
 
         self.record_node("row_linear", (x, weight), [layer_output], backward, x)
         if not is_sharded:
             return layer_output
-        unreduced_output, layer_output = layer_output, self.new_tensor(self.local_rows(row_count), n_out)
+        unreduced_output, layer_output = layer_output, self.new_tensor(self.local_rows(row_count), output_width)
         return self.node_with_new_gradients("reduce_scatter", (unreduced_output,), layer_output)
 
     def undivided_linear(self, operation: Step, x: Tensor) -> Tensor:
@@ -380,15 +398,18 @@ class LinearKernels(RankKernels):
 
     def unsharded_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Runs the product of an unsharded weight, which saves its input unless the weight is frozen."""
-        (n_rows, n_in), uses_engine = x.shape, self.rank_choices.uses_transformer_engine
+        (row_count, input_width), uses_engine = x.shape, self.rank_choices.uses_transformer_engine
         self.use_workspace(uses_engine, "forward")
-        layer_output = self.new_tensor(n_rows, weight.shape[0])
+        layer_output = self.new_tensor(row_count, weight.shape[0])
 
         def backward(
             saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             self.use_workspace(uses_engine, "backward")
-            gradients = [self.new_tensor(n_rows, n_in) if needs_input_grad[0] else None, self.weight_gradient(weight)]
+            gradients = [
+                self.new_tensor(row_count, input_width) if needs_input_grad[0] else None,
+                self.weight_gradient(weight),
+            ]
             return [*gradients, *([] if bias is None else [self.graph.new_tensor(bias.shape, output_gradient.dtype)])]
 
         layer_inputs = (x, weight, *([] if bias is None else [bias]))
@@ -423,10 +444,10 @@ class LinearKernels(RankKernels):
             )
         if not weight.needs_grad:
             return self._frozen_output(x, weight, bias)
-        is_sharded, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
+        is_sharded, (local_rows, input_width) = self.rank_choices.sequence_parallel, x.shape
         row_count = local_rows * self.rank_choices.tp if is_sharded else local_rows
         if is_sharded:
-            self.persistent.grow_gather_buffer(2 * row_count * n_in)
+            self.persistent.grow_gather_buffer(2 * row_count * input_width)
         self.persistent.use_torch_workspace("forward")
         logits = self.new_tensor(row_count, weight.shape[0])
         if bias is not None:
@@ -442,9 +463,9 @@ class LinearKernels(RankKernels):
             if is_deferred and layer_input is not None:
                 self.persistent.deferred_gradients.append((layer_input, output_gradient, chunk_input))
             elif is_sharded:
-                self.persistent.grow_gather_buffer(2 * row_count * n_in)
+                self.persistent.grow_gather_buffer(2 * row_count * input_width)
             del layer_input
-            return self._run_megatron_core_backward(output_gradient, row_count, (local_rows, n_in), weight, bias)
+            return self._run_megatron_core_backward(output_gradient, row_count, (local_rows, input_width), weight, bias)
 
         self.record_node("output_layer", (x, weight, *([] if bias is None else [bias])), [logits], backward, x)
         return logits
@@ -454,10 +475,10 @@ class LinearKernels(RankKernels):
 
         Source: Megatron-LM, megatron/core/tensor_parallel/layers.py, `linear_with_frozen_weight`.
         """
-        local_rows, n_in = x.shape
+        local_rows, input_width = x.shape
         row_count = local_rows * self.rank_choices.tp if self.rank_choices.sequence_parallel else local_rows
         if self.rank_choices.sequence_parallel:
-            x = self.copy_reordered("gather", x, (row_count, n_in))
+            x = self.copy_reordered("gather", x, (row_count, input_width))
         self.persistent.use_torch_workspace("forward")
         logits = self.new_tensor(row_count, weight.shape[0])
         if bias is not None:
@@ -467,7 +488,7 @@ class LinearKernels(RankKernels):
             saved_tensors: SavedTensors, output_gradient: Tensor, needs_input_grad: NeedsInputGrad
         ) -> Gradients:
             self.persistent.use_torch_workspace("backward")
-            return [self.new_tensor(row_count, n_in)]
+            return [self.new_tensor(row_count, input_width)]
 
         self.record_node("output_layer", (x,), [logits], backward)
         return logits

@@ -90,7 +90,7 @@ class Parameter(NamedTuple):
 
 
 class UncountedMeter(NoMeter):
-    """A meter that gives weights their memory blocks without counting bytes, since the weights' buffers are counted."""
+    """A meter that returns memory blocks without counting bytes, for weights whose buffers are counted elsewhere."""
 
     def allocate(self, byte_count: Number) -> Any:
         """Returns a block without counting its bytes."""
@@ -137,7 +137,7 @@ class WeightGatherer(Protocol):
 
 
 class PersistentTensors:
-    """Tensors that stay allocated after their first use: workspaces, communication buffers, dummy gradients.
+    """Tensors that stay allocated after their first use, such as workspaces and communication buffers.
 
     cublas_workspace_bytes: bytes of a workspace of torch's products.
     engine_workspace_bytes: bytes of a workspace of Transformer Engine's products.
@@ -220,9 +220,9 @@ class PersistentTensors:
                     self.drain_buffers[buffer_name] = Storage(self.meter, buffer_bytes)
             del layer_input, output_gradient
 
-    def allocate_causal_mask(self, tokens: Number) -> None:
-        """Allocates the causal mask of `tokens` tokens, which stays allocated."""
-        self._keep_workspace(f"mask of {tokens}", tokens * tokens)
+    def allocate_causal_mask(self, token_count: Number) -> None:
+        """Allocates the causal mask of `token_count` tokens, which stays allocated."""
+        self._keep_workspace(f"mask of {token_count}", token_count * token_count)
 
     def keep_quantized_weight(self, weight: Tensor, buffer_sizes: Sequence[int]) -> None:
         """Allocates a weight's 8-bit copy and scales. buffer_sizes: bytes of each tensor."""
@@ -299,7 +299,7 @@ class RankKernels(Lowering):
     # --- a program ---------------------------------------------------------------------------------------------------
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
-        """Returns the parameters of the layers that the rank runs, created by a run that counts no memory."""
+        """Returns the parameters of the rank's layers, found by a run that counts no memory."""
         unmetered_kernels = type(self)(
             AutogradGraph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter())
         )
@@ -418,7 +418,7 @@ class RankKernels(Lowering):
         self.store_without_reshape(module_output, checkpointed_output)
 
     def _run_module_items(self, module_call: ModuleFrame) -> None:
-        """Runs a module, with its parameters in Megatron-LM's order.
+        """Runs a module, and puts its new parameters into Megatron-LM's order.
 
         Attention creates its output projection first, a mixture of experts its shared experts last, and a model its
         pooler after the head, with the scores before the vector.
@@ -577,7 +577,7 @@ class RankKernels(Lowering):
 
 
 def operations_outside_submodules(module_scope: ModuleScope) -> Iterator[Step]:
-    """Yields a module's operations outside its submodules; of alternative branches, the first branch's operations."""
+    """Yields a module's own operations, of alternative branches only those of the first branch."""
     for module_item in module_scope.items:
         if isinstance(module_item, Step):
             yield module_item

@@ -42,7 +42,7 @@ class MambaKernels(LatentAttentionKernels):
         projected_value = input_projection.output_values[0]
         zxbcdt = self.tensor_of(projected_value)
         self.free_value(projected_value.storage)
-        batch, cp_size = self.run_config.batch, self.rank_choices.cp
+        batch_size, cp_size = self.run_config.batch, self.rank_choices.cp
         inner_width, conv_channels = scan_op.heads * scan_op.head_dim, convolution_step.output_values[0].width
         group_count = exact_div(exact_div(conv_channels - inner_width, 2), scan_op.state)
         copies_per_group = max(1, cp_size // group_count)
@@ -62,10 +62,14 @@ class MambaKernels(LatentAttentionKernels):
             )
             zxbcdt = self.exchange_to_heads(zxbcdt, part_widths, copies_per_group)
         row_count, projected_width = zxbcdt.shape
-        zxbcdt = aten.reshape(self.swap_batch_and_tokens(zxbcdt), (batch, row_count // batch, projected_width))
+        zxbcdt = aten.reshape(
+            self.swap_batch_and_tokens(zxbcdt), (batch_size, row_count // batch_size, projected_width)
+        )
         conv_filters = self.weight("conv1d.weight", (conv_channels, 1, convolution_step.options["kernel"]))
         conv_bias = self.weight("conv1d.bias", (conv_channels,)) if convolution_step.options["bias"] else None
-        dt_bias, a_log, d_skip = (self.weight(name, (scan_op.heads,)) for name in ("dt_bias", "A_log", "D"))
+        dt_bias, a_log, d_skip = (
+            self.weight(weight_name, (scan_op.heads,)) for weight_name in ("dt_bias", "A_log", "D")
+        )
         if cp_size > 1:
             local_channels = exact_div(inner_width, cp_size) + 2 * local_groups * scan_op.state
             conv_filters = self.parameter_shard(conv_filters, (local_channels, 1, convolution_step.options["kernel"]))

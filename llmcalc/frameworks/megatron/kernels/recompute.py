@@ -23,7 +23,7 @@ DOWN_PROJECTION_STEPS = ("q_a_proj", "kv_a_proj", "q_a_norm", "kv_a_norm")
 
 
 class DiscardedOutputs:
-    """The freed outputs of a function, which the backward pass recomputes from the function's arguments.
+    """Outputs that are freed after the forward pass and recomputed from the saved arguments in the backward pass.
 
     storages: storages of the outputs until they are recomputed.
     input_storage_id: the storage of the value that the part read.
@@ -154,7 +154,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         return self.frames[-1].scope.name.endswith("_pre_norm")
 
     def do_add(self, operation: Step) -> None:
-        """Runs a residual addition, then frees the outputs of a recomputed norm."""
+        """Runs a residual addition, after which a recomputed norm's outputs are freed."""
         discarded_norm = self.discarded_norms.pop(id(self.frames[-1]), None)
         if discarded_norm is not None:
             sum_input = next(
@@ -216,7 +216,7 @@ class DiscardedOutputKernels(SparseAttentionKernels):
         self.store_output(operation, activation_outputs[0])
 
     def do_experts(self, operation: Step) -> None:
-        """Runs an expert layer and frees its input activation for recomputation."""
+        """Runs an expert layer, and frees an input that the backward pass recomputes."""
         discarded_outputs = self.discarded_activation
         x = self.tensors_by_value.get(id(operation.input_values[0]))
         reads_discarded_output = (

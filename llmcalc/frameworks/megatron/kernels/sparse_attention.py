@@ -55,9 +55,9 @@ class SparseAttentionKernels(Fp8Kernels):
         joined_kv_axis = kv_down.output_values[0].axes[0]
         assert isinstance(joined_kv_axis, JoinedShapes)
         latent_dim, rope_dim = (part_shape[0].size for part_shape in joined_kv_axis.shapes)
-        heads = query_up.output_values[0].axes[0].size
-        nope_dim = exact_div(query_up.output_values[0].width, heads) - rope_dim
-        value_dim = exact_div(kv_up.output_values[0].width, heads) - nope_dim
+        head_count = query_up.output_values[0].axes[0].size
+        nope_dim = exact_div(query_up.output_values[0].width, head_count) - rope_dim
+        value_dim = exact_div(kv_up.output_values[0].width, head_count) - nope_dim
         x = self.tensor_of(query_down.input_values[0])
         self.free_value(query_down.input_values[0].storage)
         query_latent = self.undivided_linear(query_down, x)
@@ -79,16 +79,16 @@ class SparseAttentionKernels(Fp8Kernels):
                 del normed_latent
         kv_latent = self._all_gather_rows(kv_latent)
         q = self.column_linear(query_up, query_latent, query_up.output_values[0].width)
-        row_count, batch = q.shape[0], self.run_config.batch
-        token_shape = (exact_div(row_count, batch), batch)
+        row_count, batch_size = q.shape[0], self.run_config.batch
+        token_shape = (exact_div(row_count, batch_size), batch_size)
         kv_up_weight = self.with_role(
-            "column", lambda: self.weight("kv_b_proj.weight", (heads * (nope_dim + value_dim), latent_dim))
+            "column", lambda: self.weight("kv_b_proj.weight", (head_count * (nope_dim + value_dim), latent_dim))
         )
         query, key = self._absorb_projections(
-            q, kv_latent, k_rope, kv_up_weight, (heads, nope_dim, rope_dim, value_dim), token_shape
+            q, kv_latent, k_rope, kv_up_weight, (head_count, nope_dim, rope_dim, value_dim), token_shape
         )
         del q, kv_latent, k_rope
-        kv_up_by_head = aten.unflatten(kv_up_weight, 0, (heads, nope_dim + value_dim))
+        kv_up_by_head = aten.unflatten(kv_up_weight, 0, (head_count, nope_dim + value_dim))
         value_up_weight = aten.contiguous(aten.slice(kv_up_by_head, value_dim, 1))
         attention_output = self._sparse_attention(
             indexer_scope, x, query_latent, query, key, value_up_weight, token_shape
@@ -176,8 +176,10 @@ class SparseAttentionKernels(Fp8Kernels):
 
     def _rows_by_head(self, attention_rows: Tensor) -> Tensor:
         """Reshapes [tokens, batch, heads, latent] to [heads, rows, latent]."""
-        tokens, batch, heads, head_width = attention_rows.shape
-        return self.aten.permute(self.aten.reshape(attention_rows, (tokens * batch, heads, head_width)), (1, 0, 2))
+        token_count, batch_size, head_count, head_width = attention_rows.shape
+        return self.aten.permute(
+            self.aten.reshape(attention_rows, (token_count * batch_size, head_count, head_width)), (1, 0, 2)
+        )
 
     def _run_indexer(
         self, module_scope: ModuleScope, x: Tensor, query_latent: Tensor, token_shape: tuple[Number, Number]
@@ -246,17 +248,17 @@ def index_scores(aten: Aten, q: Tensor, head_weights: Tensor, k: Tensor) -> Tens
 
 def einsum_of_heads(aten: Aten, q: Tensor, k: Tensor) -> Tensor:
     """Computes the einsum sbhd,tbd->sbht by one product per sequence."""
-    tokens, batch, heads, head_size = q.shape
-    query_matrix = aten.reshape(aten.permute(q, (1, 0, 2, 3)), (batch, tokens * heads, head_size))
+    token_count, batch_size, head_count, head_size = q.shape
+    query_matrix = aten.reshape(aten.permute(q, (1, 0, 2, 3)), (batch_size, token_count * head_count, head_size))
     head_products = aten.bmm(query_matrix, aten.permute(k, (1, 2, 0)))
     del query_matrix
-    return aten.permute(aten.reshape(head_products, (batch, tokens, heads, k.shape[0])), (1, 0, 2, 3))
+    return aten.permute(aten.reshape(head_products, (batch_size, token_count, head_count, k.shape[0])), (1, 0, 2, 3))
 
 
-def valid_key_mask(aten: Aten, tokens: Number, key_count: Number) -> Tensor:
+def valid_key_mask(aten: Aten, token_count: Number, key_count: Number) -> Tensor:
     """Returns the mask of keys that precede each query (`build_valid_mask_from_starts_ends`)."""
-    after_start_mask = aten.new_tensor((tokens, key_count), BOOL)
-    before_end_mask = aten.new_tensor((tokens, key_count), BOOL)
+    after_start_mask = aten.new_tensor((token_count, key_count), BOOL)
+    before_end_mask = aten.new_tensor((token_count, key_count), BOOL)
     return aten.new_like(after_start_mask, before_end_mask, dtype=BOOL)
 
 
@@ -281,9 +283,9 @@ def select_top_keys(aten: Aten, q: Tensor, k: Tensor, weights: Tensor, top_k: Nu
 
 def scatter_selected_keys(aten: Aten, selection_mask: Tensor, selected_keys: Tensor) -> None:
     """Marks the selected keys in a mask, in blocks of rows (`scatter_topk_into_index_mask`)."""
-    batch, tokens, key_count = selected_keys.shape
-    for first_row in range(0, int(tokens), ROWS_SCATTERED_AT_ONCE):
-        block_shape = (batch, min(ROWS_SCATTERED_AT_ONCE, tokens - first_row), key_count)
+    batch_size, token_count, key_count = selected_keys.shape
+    for first_row in range(0, int(token_count), ROWS_SCATTERED_AT_ONCE):
+        block_shape = (batch_size, min(ROWS_SCATTERED_AT_ONCE, token_count - first_row), key_count)
         _is_valid = aten.new_tensor(block_shape, BOOL)
         _safe_indices = aten.new_tensor(block_shape, INT64)
         _fill_values = aten.new_tensor(block_shape, selection_mask.dtype)
@@ -331,15 +333,17 @@ def absorbed_attention(aten: Aten, query: Tensor, key: Tensor, selected_keys: Te
 
     query: [tokens, batch, heads, size]; key: [tokens, batch, 1, size].
     """
-    (tokens, batch, heads, _), key_count = query.shape, key.shape[0]
+    (token_count, batch_size, head_count, _), key_count = query.shape, key.shape[0]
     q, k = aten.permute(query, (1, 2, 0, 3)), aten.permute(key, (1, 2, 3, 0))
     scores = aten.scale(aten.matmul(aten.to(q, FLOAT32), aten.to(k, FLOAT32)))
-    selection_mask = aten.new_tensor((batch, tokens, key_count), FLOAT32)
+    selection_mask = aten.new_tensor((batch_size, token_count, key_count), FLOAT32)
     scatter_selected_keys(aten, selection_mask, selected_keys)
     selection_mask = mask_future_keys(aten, selection_mask)
     scores = aten.add(scores, aten.unsqueeze(selection_mask, 1))
     valid_keys = aten.compare(selection_mask)
-    scores = masked_softmax(aten, scores, aten.expand(aten.unsqueeze(valid_keys, 1), (batch, heads, tokens, key_count)))
+    scores = masked_softmax(
+        aten, scores, aten.expand(aten.unsqueeze(valid_keys, 1), (batch_size, head_count, token_count, key_count))
+    )
     latent_values = aten.permute(aten.slice(key, latent_dim), (1, 2, 0, 3))
     attention_output = aten.matmul(aten.to(scores, BFLOAT16), latent_values)
     return aten.contiguous(aten.permute(attention_output, (2, 0, 1, 3)))
@@ -393,13 +397,13 @@ def indexer_loss(
 
 def _attention_scores(aten: Aten, query: Tensor, key: Tensor) -> Tensor:
     """Computes attention scores of all preceding keys, without gradients."""
-    tokens, batch, heads, head_size = query.shape
+    token_count, batch_size, head_count, head_size = query.shape
     key_count = key.shape[0]
-    expanded_key = aten.expand(key, (key_count, batch, heads, head_size))
-    q = aten.reshape(aten.permute(query, (1, 2, 0, 3)), (batch * heads, tokens, head_size))
-    k = aten.reshape(aten.permute(expanded_key, (1, 2, 3, 0)), (batch * heads, head_size, key_count))
+    expanded_key = aten.expand(key, (key_count, batch_size, head_count, head_size))
+    q = aten.reshape(aten.permute(query, (1, 2, 0, 3)), (batch_size * head_count, token_count, head_size))
+    k = aten.reshape(aten.permute(expanded_key, (1, 2, 3, 0)), (batch_size * head_count, head_size, key_count))
     scores = aten.new_like(aten.bmm(aten.to(q, FLOAT32), aten.to(k, FLOAT32)))
-    return mask_future_keys(aten, aten.reshape(scores, (batch, heads, tokens, key_count)))
+    return mask_future_keys(aten, aten.reshape(scores, (batch_size, head_count, token_count, key_count)))
 
 
 def _masked_log_softmax(aten: Aten, scores: Tensor) -> Tensor:
@@ -454,15 +458,19 @@ def _indexer_gradients(
 
 def _einsum_query_gradient(aten: Aten, output_gradient: Tensor, k: Tensor) -> Tensor:
     """Computes the einsum sbht,tbd->sbhd for the gradient of the queries."""
-    tokens, batch, heads, key_count = output_gradient.shape
-    gradient_matrix = aten.reshape(aten.permute(output_gradient, (1, 0, 2, 3)), (batch, tokens * heads, key_count))
+    token_count, batch_size, head_count, key_count = output_gradient.shape
+    gradient_matrix = aten.reshape(
+        aten.permute(output_gradient, (1, 0, 2, 3)), (batch_size, token_count * head_count, key_count)
+    )
     query_gradient = aten.bmm(gradient_matrix, aten.permute(k, (1, 0, 2)))
-    return aten.permute(aten.reshape(query_gradient, (batch, tokens, heads, k.shape[-1])), (1, 0, 2, 3))
+    return aten.permute(aten.reshape(query_gradient, (batch_size, token_count, head_count, k.shape[-1])), (1, 0, 2, 3))
 
 
 def _einsum_key_gradient(aten: Aten, output_gradient: Tensor, q: Tensor) -> Tensor:
     """Computes the einsum sbht,sbhd->tbd for the gradient of the keys."""
-    tokens, batch, heads, key_count = output_gradient.shape
-    gradient_matrix = aten.reshape(aten.permute(output_gradient, (1, 3, 0, 2)), (batch, key_count, tokens * heads))
-    query_matrix = aten.reshape(aten.permute(q, (1, 0, 2, 3)), (batch, tokens * heads, q.shape[-1]))
+    token_count, batch_size, head_count, key_count = output_gradient.shape
+    gradient_matrix = aten.reshape(
+        aten.permute(output_gradient, (1, 3, 0, 2)), (batch_size, key_count, token_count * head_count)
+    )
+    query_matrix = aten.reshape(aten.permute(q, (1, 0, 2, 3)), (batch_size, token_count * head_count, q.shape[-1]))
     return aten.permute(aten.bmm(gradient_matrix, query_matrix), (1, 0, 2))
