@@ -34,7 +34,8 @@ class Mutant(NamedTuple):
 MUTANTS = (
     # the arithmetic of one op
     Mutant(
-        "ops/linear.py", "weight = 0 if self.is_tied else self.n_in * self.n_out", "weight = self.n_in * self.n_out"
+        "ops/linear.py", "matrix_params = 0 if self.is_tied else self.n_in * self.n_out",
+        "matrix_params = self.n_in * self.n_out",
     ),
     Mutant("ops/linear.py", "2 * add(row_count, gradient_rows) * self", "2 * add(row_count, row_count) * self"),
     Mutant(
@@ -42,7 +43,7 @@ MUTANTS = (
     ),
     Mutant("ops/attention.py", "product_widths += self.qk_dim", "product_widths += 0"),
     Mutant("ops/attention.py", "floor_div(window - 1, 2), floor_div(window, 2)", "window // 2, window // 2"),
-    Mutant("ops/attention.py", "tokens = minimum(tokens, self.token_limit)", "tokens = self.token_limit"),
+    Mutant("ops/attention.py", "minimum(token_count, self.token_limit)", "self.token_limit"),
     # parts
     Mutant("components/networks/feed_forward.py", 'x, ffn_axis, bias=self.up_bias,', 'x, ffn_axis,'),
     Mutant("components/mixers/attention.py", 'x, (heads, head_dim), self.k_bias,', 'x, (heads, head_dim), False,'),
@@ -126,7 +127,7 @@ MUTANTS = (
     ),
     # the command line and its reports
     Mutant("reports/memory_answer.py", 'any(accelerator_fit.verdict != "no"', 'any(accelerator_fit.verdict == "no"'),
-    Mutant("reports/params.py", "if active != total_params:", "if active > total_params:"),
+    Mutant("reports/params.py", "if active_params != total_params:", "if active_params > total_params:"),
     Mutant("reports/formats/plain.py", "raw_value.is_integer() and abs(raw_value)", "abs(raw_value)"),
 )  # fmt: skip
 

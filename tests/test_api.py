@@ -145,5 +145,8 @@ def test_python_reads_two_accelerators_as_the_command_line_does() -> None:
     assert two_cards.document == llmcalc.fit("qwen3-0.6b", hardware="3090", devices=2, quantize="q8_0").document
     load_points = llmcalc.serve("qwen3-0.6b", "2x3090").result.load_points
     assert {load_point.devices for load_point in load_points if load_point is not None} == {2}
-    for engine_name in ("vllm", "sglang", "tensorrt-llm", "llama.cpp", "ik_llama.cpp", "ollama"):
-        assert llmcalc.memory("qwen3-8b", hardware="2xl40s", engine=engine_name).result.devices == 2, engine_name
+    used_devices = {
+        engine_name: llmcalc.memory("qwen3-8b", hardware="2xl40s", engine=engine_name).result.devices
+        for engine_name in ("vllm", "sglang", "tensorrt-llm", "llama.cpp", "ik_llama.cpp", "ollama")
+    }
+    assert used_devices == {**dict.fromkeys(used_devices, 2), "ollama": 1}  # Ollama takes one card where one suffices

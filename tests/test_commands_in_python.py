@@ -323,7 +323,7 @@ def groups(**which: bool) -> set[str]:
     from llmcalc.arguments import sort_options as sorted_options
 
     with pytest.raises(InputError) as error:
-        sorted_options({"": 1}, groups, **which)
+        sorted_options({"": 1}, groups, **{f"accepts_{name}": is_taken for name, is_taken in which.items()})
     assert "there is no such option" in str(error.value)
     from llmcalc.device_memory.settings import SETTINGS_BY_SHORTHAND, Settings
     from llmcalc.parallel.counted_rank import rank_settings

@@ -263,7 +263,7 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
         "part shared_scores": NOT_RUN,
         "part value_experts": NOT_RUN,
         **dict.fromkeys(("layer delayed_hyper", "streams delayed_hyper", "mixer shared_entries"), NOT_RUN),
-        **dict.fromkeys(("part candidate_blocks", "part entry_key_indexer", "part ngram_input"), NOT_RUN),
+        **dict.fromkeys(("part candidate_blocks", "part shared_compressed_kv_indexer", "part ngram_input"), NOT_RUN),
         "part multi_token_prediction": "the comparison leaves it out, as training does by default",
         "optimizer adafactor": NOT_RUN,
         "optimizer adafactor-transformers": NOT_RUN,

@@ -35,8 +35,8 @@ SHARDED_EVIDENCE = _evidence_by_test(
     (
         *LLAMA_PARTS,
         *kind_and_name_pairs(
-            part="block_indexer contact_head convolution entry_indexer identity_experts indexer latent output_gate "
-            "per_layer_embedding per_layer_gate pooler qk_norm relative_bias relative_embedding "
+            part="block_indexer compressed_kv_indexer contact_head convolution identity_experts indexer latent "
+            "output_gate per_layer_embedding per_layer_gate pooler qk_norm relative_bias relative_embedding "
             "second_stream side_convolution token_types transform unused_embedding",
             streams="altup hyper",
             layer="altup gated_cross gated_norm hyper shortcut",
